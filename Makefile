@@ -1,0 +1,45 @@
+# make demo: set-up, then a pretrained model through file and C runtime.   make test: set-up, then all tests.
+PYTHON ?= python3
+BIN := .venv/bin
+C_FILES := $(wildcard CMakeLists.txt cmake/* hal/*/*.[ch] hal/*/*.def hal/include/trivet/*.h runtime_c/*/*.[ch] \
+             runtime_c/include/trivet/*.h schema/gen/*.h)
+C_STYLED := $(wildcard hal/*/*.[ch] hal/include/trivet/*.h runtime_c/*/*.[ch] runtime_c/include/trivet/*.h tests/c/*.[ch] \
+              tests/fuzz/*.c)
+
+.PHONY: demo test lint format sanitize cross generate clean
+
+demo: .venv/ready
+	$(BIN)/python examples/01_hello/hello.py
+
+test: .venv/ready
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+
+# The package with its C library, editable: Python changes count at once, C changes rebuild it.
+.venv/ready: .venv/tools $(C_FILES) pyproject.toml
+	$(BIN)/python -m pip install -q --no-build-isolation --no-deps -e .
+	touch $@
+
+.venv/tools: pyproject.toml constraints.txt tests/e2e/requirements.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -q -c constraints.txt torch numpy flatbuffers cffi rich scikit-build-core cmake ninja \
+	  pytest pytest-xdist hypothesis ruff mypy clang-format pillow tokenizers safetensors gguf
+	$(BIN)/python -m pip install -q --no-deps -r tests/e2e/requirements.txt
+	touch $@
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $(C_STYLED)
+
+format: .venv/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_STYLED)
+
+# Files derived from the schema; CI checks that they are current.
+generate: .venv/ready
+	$(BIN)/python schema/generate.py
+
+clean:
+	rm -rf build .venv

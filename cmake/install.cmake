@@ -1,0 +1,34 @@
+# What an application finds after `cmake --install`: headers, libraries, trv_run, find_package(trivet), pkg-config.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(TRIVET_CONFIG_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/trivet)
+
+# add_subdirectory and find_package give the same names
+add_library(trivet::trivet ALIAS trivet_shared)
+add_library(trivet::static ALIAS trivet_static)
+set_target_properties(trivet_shared PROPERTIES EXPORT_NAME trivet)
+set_target_properties(trivet_static PROPERTIES EXPORT_NAME static)
+
+install(TARGETS trivet_shared trivet_static EXPORT trivet
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+if(TARGET trv_run)
+  install(TARGETS trv_run RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+install(DIRECTORY hal/include/trivet runtime_c/include/trivet DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h")
+install(FILES schema/gen/trv_schema.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+
+install(EXPORT trivet NAMESPACE trivet:: FILE trivetTargets.cmake DESTINATION ${TRIVET_CONFIG_DIR})
+configure_package_config_file(cmake/trivetConfig.cmake.in trivetConfig.cmake INSTALL_DESTINATION ${TRIVET_CONFIG_DIR})
+write_basic_package_version_file(trivetConfigVersion.cmake COMPATIBILITY SameMajorVersion)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/trivetConfig.cmake ${CMAKE_CURRENT_BINARY_DIR}/trivetConfigVersion.cmake
+  DESTINATION ${TRIVET_CONFIG_DIR})
+
+set(TRIVET_PC_LIBS "-lm")
+if(TRIVET_HOST)
+  string(APPEND TRIVET_PC_LIBS " ${CMAKE_THREAD_LIBS_INIT}")
+endif()
+configure_file(cmake/trivet.pc.in trivet.pc @ONLY)
+install(FILES ${CMAKE_CURRENT_BINARY_DIR}/trivet.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

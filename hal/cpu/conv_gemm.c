@@ -1,0 +1,286 @@
+/* conv_gemm.c - convolution as a matrix product that reads its input through row pointers.
+ *
+ * A block of output pixels (all of one phase) times a strip of channels; K runs over taps and input channels, in passes.
+ * A pass reads A in place where channels are contiguous floats (rows beyond the border: a row of zeros), else from a
+ * gathered copy of just this block and pass. B is the packed weight, or a copy of this strip and pass.
+ */
+#include "conv.h"
+
+static const float zeros[TRVK_KC];
+
+typedef struct pixel {
+  trv_dim at, i[3]; /* offset of the image in x; the window's origin along d, h, w */
+} pixel;
+
+typedef struct state {
+  const trvk_conv_geo *g;
+  const trvk_gemm *gemm;
+  const uint8_t *x, *w;
+  uint32_t dtype;
+  int packed, in_place, merged;
+  trvk_phase phase;
+  trv_dim group, count, mr;                  /* of the present block */
+  trv_dim tap0, taps, c0, kc, filled;        /* the present pass; filled: pass number that rows hold, -1 none */
+  trv_dim rows, taps_most, kc_most;
+  trvk_epi epi;
+  trvk_row row[TRVK_ROWS];
+  pixel px[TRVK_ROWS];
+  const float *ptr[TRVK_ROWS * TRVK_TAPS];
+  const float *b[TRVK_TAPS];
+  float acc[TRVK_ROWS * TRVK_STRIP];
+  float gather[TRVK_GATHER];
+  float b_pack[TRVK_GATHER];
+} state;
+
+/* Tap `index` of the phase: steps from a window's origin, and its number in the kernel. */
+static trv_dim tap_at(const state *s, trv_dim index, trv_dim *delta) {
+  const trvk_phase *p = &s->phase;
+  trv_dim t[3];
+  t[2] = index % p->taps[2];
+  t[1] = index / p->taps[2] % p->taps[1];
+  t[0] = index / p->taps[2] / p->taps[1];
+  for (int i = 0; i < 3; i++) {
+    delta[i] = t[i] * p->reach[i];
+    t[i] = p->t0[i] + t[i] * p->t_step[i];
+  }
+  return (t[0] * s->g->kernel[1] + t[1]) * s->g->kernel[2] + t[2];
+}
+
+static inline int inside(const trvk_conv_geo *g, const pixel *p, const trv_dim *delta, trv_dim *at) {
+  const trv_dim d = p->i[0] + delta[0], h = p->i[1] + delta[1], w = p->i[2] + delta[2];
+  *at = p->at + d * g->xs[2] + h * g->xs[3] + w * g->xs[4];
+  return d >= 0 && d < g->in[0] && h >= 0 && h < g->in[1] && w >= 0 && w < g->in[2];
+}
+
+/* The block's pixels, from number `from` of the phase on. */
+static void set_pixels(state *s, trv_dim from) {
+  const trvk_conv_geo *g = s->g;
+  const trvk_phase *p = &s->phase;
+  trv_dim j[3], n = from;
+  for (int i = 2; i >= 0; i--) {
+    j[i] = n % p->count[i];
+    n /= p->count[i];
+  }
+  for (trv_dim m = 0; m < s->count; m++) {
+    trv_dim o[3];
+    pixel *px = &s->px[m];
+    for (int i = 0; i < 3; i++) {
+      o[i] = p->first[i] + j[i] * p->step[i];
+      px->i[i] = j[i] * p->move[i] + p->base[i];
+    }
+    px->at = n * g->xs[0] + s->group * g->cg * g->xs[1];
+    s->row[m].out = n * g->ys[0] + o[0] * g->ys[2] + o[1] * g->ys[3] + o[2] * g->ys[4];
+    s->row[m].res = n * g->rs[0] + o[0] * g->rs[2] + o[1] * g->rs[3] + o[2] * g->rs[4];
+    s->row[m].bias2 = 0;
+    if (++j[2] < p->count[2]) continue;
+    j[2] = 0;
+    if (++j[1] < p->count[1]) continue;
+    j[1] = 0;
+    if (++j[0] < p->count[0]) continue;
+    j[0] = 0;
+    n++;
+  }
+}
+
+/* Pointers [tile][tap][row] into the input. */
+static void rows_in_place(state *s) {
+  const float *x = (const float *)(const void *)s->x + s->c0;
+  for (trv_dim t = 0; t < s->taps; t++) {
+    trv_dim delta[3], at;
+    tap_at(s, s->tap0 + t, delta);
+    for (trv_dim m = 0; m < s->count; m += s->mr) {
+      const float **to = s->ptr + m * s->taps + t * s->mr;
+      const trv_dim mr = s->count - m < s->mr ? s->count - m : s->mr;
+      for (trv_dim i = 0; i < mr; i++) to[i] = inside(s->g, &s->px[m + i], delta, &at) ? x + at : zeros;
+    }
+  }
+}
+
+/* Copies what the pass reads, as [row][tap][channel]. */
+static void rows_gather(state *s) {
+  const trvk_conv_geo *g = s->g;
+  const trv_dim run = s->taps * s->kc, c_step = g->xs[1];
+  const size_t size = trv_dtype_size(s->dtype);
+  for (trv_dim t = 0; t < s->taps; t++) {
+    trv_dim delta[3], at;
+    tap_at(s, s->tap0 + t, delta);
+    for (trv_dim m = 0; m < s->count; m++) {
+      float *to = s->gather + m * run + t * s->kc;
+      if (!inside(g, &s->px[m], delta, &at)) {
+        for (trv_dim c = 0; c < s->kc; c++) to[c] = 0.0f;
+        continue;
+      }
+      const uint8_t *from = s->x + (at + s->c0 * c_step) * (trv_dim)size;
+      if (s->dtype == TRV_DTYPE_F32 && s->kc <= 8) {
+        const float *v = (const float *)(const void *)from;
+        for (trv_dim c = 0; c < s->kc; c++) to[c] = v[c * c_step];
+      } else {
+        trvk_row_load(to, from, s->dtype, c_step, s->kc);
+      }
+    }
+  }
+  for (trv_dim m = 0; m < s->count; m += s->mr)
+    for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
+      for (trv_dim i = 0; i < s->mr && m + i < s->count; i++)
+        s->ptr[m * (s->merged ? 1 : s->taps) + t * s->mr + i] = s->gather + (m + i) * run + t * s->kc;
+}
+
+/* B of the pass for a strip: packed panels in place, or copied from the weight. */
+static void set_b(state *s, trv_dim col, trv_dim n, trvk_block *k) {
+  const trvk_conv_geo *g = s->g;
+  const trv_dim panels = trvk_panels(n), per_panel = g->taps * g->cg * TRVK_PANEL;
+  trv_dim delta[3];
+  k->bk = TRVK_PANEL;
+  if (s->packed) {
+    const float *w = (const float *)(const void *)s->w +
+                     (s->group * trvk_panels(g->og) + col / TRVK_PANEL) * per_panel + s->c0 * TRVK_PANEL;
+    for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
+      s->b[t] = w + tap_at(s, s->tap0 + t, delta) * g->cg * TRVK_PANEL;
+    k->bp = per_panel;
+    return;
+  }
+  for (trv_dim p = 0; p < panels; p++)
+    for (trv_dim t = 0; t < s->taps; t++) {
+      const trv_dim tap = tap_at(s, s->tap0 + t, delta), left = n - p * TRVK_PANEL;
+      const trv_dim at = (s->group * (g->transposed ? 0 : g->og) + col + p * TRVK_PANEL) * g->ws[0] +
+                         ((g->transposed ? s->group * g->cg : 0) + s->c0) * g->ws[1] +
+                         tap / (g->kernel[1] * g->kernel[2]) * g->ws[2] + tap / g->kernel[2] % g->kernel[1] * g->ws[3] +
+                         tap % g->kernel[2] * g->ws[4];
+      trvk_pack_panels(s->b_pack + (p * s->taps + t) * s->kc * TRVK_PANEL, trvk_at(s->w, s->dtype, at), s->dtype,
+                       g->ws[1], g->ws[0], s->kc, left < TRVK_PANEL ? left : TRVK_PANEL, 1);
+    }
+  for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++) s->b[t] = s->b_pack + t * s->kc * TRVK_PANEL;
+  k->bp = s->taps * s->kc * TRVK_PANEL;
+}
+
+/* Rows of a block: for gathered input so many that the whole of K fits in one pass, if these are not too few. */
+static trv_dim block_rows(const trvk_conv_geo *g, int in_place) {
+  trv_dim k = g->cg;
+  if (in_place) return TRVK_ROWS;
+  for (int i = 0; i < 3; i++) {
+    const trv_dim step = g->transposed ? g->stride[i] : 1; /* a phase has about that part of the taps */
+    const trv_dim taps = (g->kernel[i] + step - 1) / step;
+    k = k > TRVK_GATHER / taps ? TRVK_GATHER : k * taps;
+  }
+  trv_dim rows = TRVK_GATHER / (k > 0 ? k : 1);
+  const trv_dim least = (g->og > 256 ? 1 : 4) * TRVK_MR_MAX;
+  if (rows < least) rows = least;
+  if (rows > TRVK_ROWS) rows = TRVK_ROWS;
+  return rows < TRVK_MR_MAX ? rows : rows / TRVK_MR_MAX * TRVK_MR_MAX;
+}
+
+/* How the phase's passes look. */
+static void choose(state *s) {
+  const trvk_conv_geo *g = s->g;
+  const trvk_phase *p = &s->phase;
+  const trv_dim taps = p->taps[0] * p->taps[1] * p->taps[2], b_most = TRVK_GATHER / TRVK_STRIP;
+  const int whole = p->t_step[0] == 1 && p->t_step[1] == 1 && p->t_step[2] == 1 && taps == g->taps;
+  s->merged = !s->in_place && (whole || !s->packed);
+  s->kc_most = s->in_place ? TRVK_KC : TRVK_GATHER / s->rows;
+  if (!s->packed && s->kc_most > b_most) s->kc_most = b_most;
+  s->taps_most = s->merged ? s->kc_most : TRVK_TAPS;
+}
+
+static void unit(state *s, trv_dim col, trv_dim n, const float *bias) {
+  const trvk_conv_geo *g = s->g;
+  const trv_dim taps = s->phase.taps[0] * s->phase.taps[1] * s->phase.taps[2];
+  trvk_block k;
+  trv_dim pass = 0;
+  k.g = s->gemm;
+  k.epi = &s->epi;
+  k.row = s->row;
+  k.rows = s->ptr;
+  k.count = s->count;
+  k.mr = s->mr;
+  k.ak = 1;
+  k.b = s->b;
+  k.bias = bias;
+  k.acc = s->acc;
+  s->tap0 = s->c0 = 0;
+  do {
+    const trv_dim fit = s->kc_most / (g->cg ? g->cg : 1);
+    s->kc = g->cg - s->c0;
+    s->taps = 1;
+    if (fit < 1) {
+      if (s->kc > s->kc_most) s->kc = s->kc_most;
+    } else {
+      s->taps = taps - s->tap0 < fit ? taps - s->tap0 : fit;
+      if (s->taps > s->taps_most) s->taps = s->taps_most;
+    }
+    if (taps == 0 || g->cg == 0) s->taps = 0;
+    k.first = pass == 0;
+    k.last = s->taps == 0 || (s->tap0 + s->taps >= taps && s->c0 + s->kc >= g->cg);
+    if (s->filled != pass && s->taps > 0) {
+      if (s->in_place) rows_in_place(s);
+      else rows_gather(s);
+      s->filled = pass;
+    }
+    if (s->taps > 0) set_b(s, col, n, &k);
+    k.taps = s->merged && s->taps > 0 ? 1 : s->taps;
+    k.kc = s->merged ? s->taps * s->kc : s->kc;
+    trvk_block_run(&k, col, n, 0);
+    s->c0 += s->kc;
+    if (s->c0 >= g->cg) {
+      s->c0 = 0;
+      s->tap0 += s->taps;
+    }
+    pass++;
+  } while (!k.last);
+}
+
+void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile, const trvk_gemm *gemm) {
+  const trvf_conv_attrs *attrs = call->attrs;
+  const trv_tensor *bias = trvk_opt(call, 2);
+  const trv_dim width = (trv_dim)gemm->np * TRVK_PANEL, strips = (g->og + width - 1) / width;
+  const trv_dim phases = trvk_phase_count(g);
+  state s;
+  s.g = g;
+  s.gemm = gemm;
+  s.x = call->in[0].data;
+  s.w = call->in[1].data;
+  s.dtype = call->in[0].dtype;
+  s.packed = attrs->packed != 0;
+  trvk_conv_epi(call, g, &s.epi, gemm);
+  uint8_t *const out = s.epi.out;
+  const uint8_t *const res = s.epi.res;
+  s.in_place = s.dtype == TRV_DTYPE_F32 && (g->xs[1] == 1 || g->cg == 1) && (g->cg >= 8 || g->taps == 1);
+  s.rows = block_rows(g, s.in_place);
+  /* Units: phases x groups x blocks x strips. Phase 0 has most pixels; the others' blocks are a little smaller. */
+  trvk_phase_make(g, 0, &s.phase);
+  const trv_dim pixels0 = g->n * s.phase.count[0] * s.phase.count[1] * s.phase.count[2];
+  const trv_dim blocks = (pixels0 + s.rows - 1) / s.rows;
+  trv_dim begin, end, last = -1;
+  trvk_split(phases * g->groups * blocks * strips, call->tiles, tile, &begin, &end);
+  for (trv_dim u = begin; u < end; u++) {
+    const trv_dim strip = u % strips, block = u / strips % blocks, group = u / strips / blocks % g->groups;
+    if (u / strips != last) {
+      last = u / strips;
+      trvk_phase_make(g, u / strips / blocks / g->groups, &s.phase);
+      choose(&s);
+      const trv_dim pixels = g->n * s.phase.count[0] * s.phase.count[1] * s.phase.count[2];
+      const trv_dim each = (pixels + blocks - 1) / blocks, p0 = block * each;
+      s.group = group;
+      s.count = p0 >= pixels ? 0 : pixels - p0 < each ? pixels - p0 : each;
+      s.filled = -1;
+      s.mr = trvk_even_rows(gemm, s.count);
+      if (s.count > 0) set_pixels(&s, p0);
+      s.epi.out = trvk_at(out, s.dtype, group * g->og * g->ys[1]);
+      s.epi.res = res ? trvk_at(res, s.dtype, group * g->og * g->rs[1]) : NULL;
+    }
+    if (s.count == 0) continue;
+    const trv_dim col = strip * width, n = g->og - col < width ? g->og - col : width;
+    float buffer[TRVK_STRIP];
+    const float *b = NULL;
+    if (bias) {
+      const uint8_t *src = trvk_at(bias->data, s.dtype, (group * g->og + col) * g->bias_step);
+      b = buffer;
+      if (s.dtype == TRV_DTYPE_F32 && g->bias_step == 1 && n % TRVK_PANEL == 0) {
+        b = (const float *)(const void *)src;
+      } else {
+        memset(buffer, 0, sizeof buffer);
+        trvk_row_load(buffer, src, s.dtype, g->bias_step, n);
+      }
+    }
+    unit(&s, col, n, b);
+  }
+}

@@ -1,0 +1,324 @@
+/* driver.c - the CPU driver: verifies a part, keeps what was chosen for it, runs its commands.
+ *
+ * Everything of a part is read in place from the program; an open part holds one kernel and one tile count per command
+ * and one set of resolved arguments. Arguments are resolved anew for each command (about 10 ns each), which keeps parts
+ * small and needs no invalidation. Checks of shapes run when a dimension has changed (shape_epoch), never otherwise.
+ */
+#include "ops.h"
+#include "trivet/fb.h"
+
+struct trv_device {
+  uint32_t isa;
+};
+
+typedef struct part_data { /* a part's vectors, verified by read_part */
+  const trvf_command *commands;
+  const uint32_t *args;
+  const trvf_map_instr *code;
+  const uint8_t *attrs[TRV_OP_COUNT];
+  uint32_t attrs_count[TRV_OP_COUNT];
+  uint32_t command_count, arg_count, code_count;
+} part_data;
+
+struct trv_part {
+  part_data data;
+  trvk_fn *fns;        /* by command */
+  uint32_t *tiles;     /* by command, for `workers` */
+  trv_tensor *tensors; /* arguments of the running command */
+  uint32_t shape_epoch, workers, checked; /* of the last check */
+};
+
+static const uint8_t attrs_align[TRV_OP_COUNT] = {
+#define OP(op, attrs, min_in, max_in, min_out, max_out, max_tmp) _Alignof(trvf_##attrs##_attrs),
+#include "kernels.def"
+};
+
+static trv_status refuse(trv_diag *diag, trv_status status, uint32_t time, const char *what, int64_t expected,
+                         int64_t got) {
+  if (diag) {
+    memset(diag, 0, sizeof(*diag));
+    diag->status = status;
+    diag->step = TRV_NONE;
+    diag->time = time;
+    diag->value = TRV_NONE;
+    diag->axis = TRV_NONE;
+    diag->what = what;
+    diag->expected = expected;
+    diag->got = got;
+  }
+  return status;
+}
+
+/* ---- device --------------------------------------------------------------------------------------------------------- */
+static trv_status cpu_open(void *mem, const void *config, trv_device **out_dev) {
+  const trv_cpu_config *c = config;
+  trv_device *dev = mem;
+  *out_dev = NULL;
+  dev->isa = trvk_isa_mask(c ? c->isa : NULL);
+  if (dev->isa == 0) return TRV_UNSUPPORTED;
+  *out_dev = dev;
+  return TRV_OK;
+}
+
+static void cpu_close(trv_device *dev) { (void)dev; }
+
+static void cpu_caps(trv_device *dev, trv_caps *out_caps) {
+  (void)dev;
+  out_caps->flags = TRV_CAP_HOST_MEMORY;
+  out_caps->alignment = 16;
+  out_caps->memory_free = 0;
+  out_caps->arch = "ref";
+}
+
+/* ---- acceptance ------------------------------------------------------------------------------------------------------- */
+
+/* Reads the vectors of the flatbuffer; every pointer is good for its count. */
+static int read_part(part_data *p, trv_span data) {
+  trv_fb fb;
+  const uint32_t root = trv_fb_open(&fb, data, "TRVC");
+  p->commands = trv_fb_vector(&fb, root, TRVF_CPU_PART_COMMANDS, sizeof(trvf_command), 4, &p->command_count);
+  p->args = trv_fb_vector(&fb, root, TRVF_CPU_PART_ARGS, 4, 4, &p->arg_count);
+  p->code = trv_fb_vector(&fb, root, TRVF_CPU_PART_CODE, sizeof(trvf_map_instr), 8, &p->code_count);
+  for (uint32_t i = 0; i < TRV_OP_COUNT; i++)
+    p->attrs[i] = trv_fb_vector(&fb, root, TRVF_CPU_PART_MAP + 2 * i, trvk_ops[i].attrs_size, attrs_align[i],
+                                &p->attrs_count[i]);
+  return root != 0 && !fb.bad;
+}
+
+/* The call of a command, tensors apart. */
+static void fill_call(trvk_call *call, const part_data *p, const trvf_command *c, const trv_view *view,
+                      trv_tensor *tensors, uint32_t *fault) {
+  call->in = tensors;
+  call->out = tensors + c->n_in;
+  call->tmp = tensors + c->n_in + c->n_out;
+  call->attrs = p->attrs[c->op] + (size_t)c->attrs * trvk_ops[c->op].attrs_size;
+  call->code = p->code;
+  call->dims = view->dims;
+  call->dim_table = view->dim_table;
+  call->fault = fault;
+  call->dim_count = view->dim_count;
+  call->code_count = p->code_count;
+  call->tiles = 1;
+  call->n_in = c->n_in;
+  call->n_out = c->n_out;
+  call->n_tmp = c->n_tmp;
+}
+
+/* Proves command i as far as that is possible without dims; *out_fn: its kernel. */
+static trv_status accept(const part_data *p, uint32_t i, const trv_view *view, uint32_t isa, trvk_fn *out_fn,
+                         trv_diag *diag) {
+  const trvf_command *c = &p->commands[i];
+  const uint32_t n = (uint32_t)c->n_in + c->n_out + c->n_tmp;
+  if (c->op >= TRV_OP_COUNT)
+    return refuse(diag, TRV_VERSION, c->time, TRVK_SAY("unknown operator"), TRV_OP_COUNT - 1, c->op);
+  if (n > TRVK_MAX_ARGS || c->args > p->arg_count || n > p->arg_count - c->args)
+    return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("arguments outside the part"), p->arg_count, c->args);
+  if (c->attrs >= p->attrs_count[c->op])
+    return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("attributes outside the part"), p->attrs_count[c->op], c->attrs);
+  trv_tensor tensors[TRVK_MAX_ARGS];
+  memset(tensors, 0, sizeof(tensors[0]) * n);
+  for (uint32_t k = 0; k < n; k++) {
+    const uint32_t id = p->args[c->args + k];
+    if (id == TRV_NONE && k < c->n_in) continue; /* trvk_verify knows which may be missing */
+    if (id >= view->value_count)
+      return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("no such value"), view->value_count, id);
+    tensors[k].dtype = view->values[id].dtype;
+    tensors[k].rank = view->values[id].rank;
+    if (trv_dtype_size(tensors[k].dtype) == 0 || tensors[k].rank > TRV_MAX_RANK)
+      return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("bad dtype or rank"), TRV_DTYPE_COUNT, tensors[k].dtype);
+    if (k >= c->n_in && !trv_view_writable(view, id))
+      return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("a command writes a constant or an input"), 0, id);
+  }
+  trvk_call call;
+  uint32_t fault = 0;
+  int64_t expected = 0, got = 0;
+  fill_call(&call, p, c, view, tensors, &fault);
+  const char *what = trvk_verify(c->op, &call, &expected, &got);
+  const int sizes = c->op == TRV_OP_NONZERO || c->op == TRV_OP_ITEM;
+  if (what == NULL && sizes && i + 1 != p->command_count) /* extents must be proved anew before anything else runs */
+    what = trvk_fail(TRVK_SAY("a command that writes a dimension must be the last"), p->command_count - 1, i, &expected, &got);
+  if (what == NULL && c->op == TRV_OP_NONZERO) { /* its output's rows are the dimension that it writes */
+    const trvf_nonzero_attrs *a = call.attrs;
+    const trvf_value *out = &view->values[p->args[c->args + 1]];
+    if (out->rank != 2 || out->dim[0] != a->dim)
+      what = trvk_fail(TRVK_SAY("the output's first dimension is not the one written"), a->dim, out->dim[0], &expected,
+                       &got);
+  }
+  if (what) return refuse(diag, TRV_FORMAT, c->time, what, expected, got);
+  *out_fn = trvk_select(c->op, &call, isa);
+  if (*out_fn == NULL)
+    return refuse(diag, TRV_UNSUPPORTED, c->time, TRVK_SAY("no kernel for these dtypes"), 0, tensors[0].dtype);
+  return TRV_OK;
+}
+
+typedef struct part_layout {
+  size_t fns, tensors, tiles, bytes;
+} part_layout;
+
+/* Counts are below 2^31 / 16 (they come out of a flatbuffer), so nothing overflows a 32-bit size_t but the sum. */
+static int lay_out(const part_data *p, part_layout *l) {
+  uint32_t args = 1;
+  for (uint32_t i = 0; i < p->command_count; i++) {
+    const uint32_t n = (uint32_t)p->commands[i].n_in + p->commands[i].n_out + p->commands[i].n_tmp;
+    if (n > args) args = n;
+  }
+  uint64_t at = sizeof(trv_part);
+  at = (at + 15) & ~(uint64_t)15;
+  l->tensors = (size_t)at;
+  at += (uint64_t)args * sizeof(trv_tensor);
+  l->fns = (size_t)at;
+  at += (uint64_t)p->command_count * sizeof(trvk_fn);
+  l->tiles = (size_t)at;
+  at += (uint64_t)p->command_count * sizeof(uint32_t);
+  l->bytes = (size_t)at;
+  return at <= SIZE_MAX / 2;
+}
+
+static trv_status cpu_part_need(trv_device *dev, const trv_part_desc *desc, size_t *out_bytes, trv_diag *diag) {
+  part_data p;
+  part_layout layout;
+  *out_bytes = 0;
+  if (strcmp(desc->format, "cpu.1") != 0)
+    return refuse(diag, TRV_VERSION, TRV_NONE, TRVK_SAY("the part's format is not cpu.1"), 0, 0);
+  if (!read_part(&p, desc->data)) return refuse(diag, TRV_FORMAT, TRV_NONE, TRVK_SAY("damaged part"), 0, 0);
+  for (uint32_t i = 0; i < p.command_count; i++) {
+    trvk_fn fn;
+    const trv_status status = accept(&p, i, desc->view, dev->isa, &fn, diag);
+    if (status != TRV_OK) return status;
+  }
+  if (!lay_out(&p, &layout))
+    return refuse(diag, TRV_MEMORY, TRV_NONE, TRVK_SAY("part too large for this machine"), 0, 0);
+  *out_bytes = layout.bytes;
+  return TRV_OK;
+}
+
+static trv_status cpu_part_open(trv_device *dev, const trv_part_desc *desc, void *mem, trv_part **out_part) {
+  trv_part *part = mem;
+  part_layout layout;
+  *out_part = NULL;
+  if (!read_part(&part->data, desc->data) || !lay_out(&part->data, &layout)) return TRV_FORMAT;
+  uint8_t *base = mem;
+  part->tensors = (trv_tensor *)(void *)(base + layout.tensors);
+  part->fns = (trvk_fn *)(void *)(base + layout.fns);
+  part->tiles = (uint32_t *)(void *)(base + layout.tiles);
+  part->checked = 0;
+  part->shape_epoch = 0;
+  part->workers = 0;
+  for (uint32_t i = 0; i < part->data.command_count; i++) {
+    const trv_status status = accept(&part->data, i, desc->view, dev->isa, &part->fns[i], NULL);
+    if (status != TRV_OK) return status;
+  }
+  *out_part = part;
+  return TRV_OK;
+}
+
+static void cpu_part_close(trv_device *dev, trv_part *part) {
+  (void)dev;
+  (void)part;
+}
+
+/* ---- running ---------------------------------------------------------------------------------------------------------- */
+static inline void resolve(const trv_part *part, const trvf_command *c, const trv_view *view) {
+  const uint32_t n = (uint32_t)c->n_in + c->n_out + c->n_tmp, *ids = part->data.args + c->args;
+  for (uint32_t k = 0; k < n; k++) {
+    if (ids[k] == TRV_NONE)
+      memset(&part->tensors[k], 0, sizeof(part->tensors[k]));
+    else
+      trv_view_tensor(view, ids[k], &part->tensors[k]);
+  }
+}
+
+/* Rows that nonzero may write: its dimension has no value yet, so the bound counts, as far as memory goes. */
+static void set_room(const trv_part *part, const trvf_command *c, const trv_view *view) {
+  const uint32_t id = part->data.args[c->args + 1];
+  const trvf_value *f = &view->values[id];
+  trv_tensor *out = &part->tensors[1];
+  const trv_buf *region = &view->regions[view->storages[f->storage].region];
+  const size_t element = trv_dtype_size(f->dtype), at = (size_t)(out->data - region->host);
+  const int64_t bound = view->dim_table[f->dim[0]].max;
+  size_t rows = (uint64_t)bound > PTRDIFF_MAX ? PTRDIFF_MAX : (size_t)bound;
+  if (out->dim[1] > 0) {
+    size_t room = region->size > at ? (region->size - at) / element : 0;
+    const trv_dim row = (out->dim[1] - 1) * out->stride[1] + 1; /* elements that one row spans */
+    room = out->stride[0] < row || room < (size_t)row ? 0 : (room - (size_t)row) / (size_t)out->stride[0] + 1;
+    if (rows > room) rows = room;
+  }
+  out->dim[0] = (trv_dim)rows;
+}
+
+/* Every op's check with the present dims, and the tile counts. */
+static trv_status check_part(trv_part *part, const trv_run *run, uint32_t workers) {
+  const trv_view *view = run->view;
+  uint32_t fault = 0;
+  trvk_call call;
+  part->checked = 0;
+  for (uint32_t i = 0; i < part->data.command_count; i++) {
+    const trvf_command *c = &part->data.commands[i];
+    int64_t expected = 0, got = 0;
+    resolve(part, c, view);
+    fill_call(&call, &part->data, c, view, part->tensors, &fault);
+    const char *what = trvk_ops[c->op].check(&call, &expected, &got);
+    if (what) return refuse(run->diag, TRV_ARGUMENT, c->time, what, expected, got);
+    part->tiles[i] = trvk_ops[c->op].tiles(&call, workers);
+  }
+  part->workers = workers;
+  part->shape_epoch = run->shape_epoch;
+  part->checked = 1;
+  return TRV_OK;
+}
+
+typedef struct tile_job {
+  trvk_fn fn;
+  const trvk_call *call;
+} tile_job;
+
+static void run_tile(void *ctx, uint32_t i) {
+  const tile_job *job = ctx;
+  job->fn(job->call, i);
+}
+
+static trv_status cpu_run(trv_device *dev, trv_part *part, const trv_run *run, uint64_t *out_point) {
+  const trv_view *view = run->view;
+  const trv_hooks *hooks = run->hooks;
+  const uint32_t workers = run->runner ? run->runner->workers : 1;
+  (void)dev;
+  if (out_point) *out_point = 0;
+  if (!part->checked || workers != part->workers || run->shape_epoch != part->shape_epoch) {
+    const trv_status status = check_part(part, run, workers);
+    if (status != TRV_OK) return status;
+  }
+  uint32_t fault = 0;
+  trvk_call call;
+  for (uint32_t i = 0; i < part->data.command_count; i++) {
+    const trvf_command *c = &part->data.commands[i];
+    resolve(part, c, view);
+    fill_call(&call, &part->data, c, view, part->tensors, &fault);
+    call.tiles = part->tiles[i];
+    if (c->op == TRV_OP_NONZERO) set_room(part, c, view);
+    if (hooks && hooks->begin) hooks->begin(hooks->self, c->time);
+    if (call.tiles <= 1) {
+      call.tiles = 1;
+      part->fns[i](&call, 0);
+    } else {
+      tile_job job = {part->fns[i], &call};
+      run->runner->run(run->runner->self, run_tile, &job, call.tiles);
+    }
+    if (hooks && hooks->end) hooks->end(hooks->self, c->time);
+    if (fault) return refuse(run->diag, TRV_ARGUMENT, c->time, trvk_fault_text(fault), 0, 0);
+  }
+  return TRV_OK;
+}
+
+const trv_driver trv_cpu_driver = {
+  .size = sizeof(trv_driver),
+  .abi = TRV_HAL_ABI,
+  .name = "cpu",
+  .device_bytes = sizeof(trv_device),
+  .open = cpu_open,
+  .close = cpu_close,
+  .caps = cpu_caps,
+  .part_need = cpu_part_need,
+  .part_open = cpu_part_open,
+  .part_close = cpu_part_close,
+  .run = cpu_run,
+};

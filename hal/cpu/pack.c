@@ -1,0 +1,100 @@
+/* pack.c - weights as kernels want them. Layouts (float32; private to this folder):
+ *   matmul [K, N]      panels of 16 columns: [N / 16][K][16], zeros beyond N
+ *   conv               per group the same, with K = taps * channels (channels innermost)
+ *   conv, depthwise    [taps][round16(channels out)]
+ *   rnn [G * H, K]     the matmul layout of its transpose
+ */
+#include "conv.h"
+#include "matmul.h"
+
+typedef struct shape {
+  trv_dim groups, cg, og, taps;
+  int transposed;
+} shape;
+
+static int conv_shape(const trvf_conv_attrs *a, uint32_t rank, const int64_t *dim, shape *s) {
+  if (rank != a->nd + 2u || a->nd < 1 || a->nd > 3 || a->groups == 0) return 0;
+  for (uint32_t i = 0; i < rank; i++)
+    if (dim[i] <= 0 || dim[i] > INT32_MAX) return 0;
+  s->transposed = a->transposed != 0;
+  s->groups = (trv_dim)a->groups;
+  if (dim[0] % (int64_t)a->groups != 0) return 0;
+  s->og = (trv_dim)(s->transposed ? dim[1] : dim[0] / (int64_t)a->groups);
+  s->cg = (trv_dim)(s->transposed ? dim[0] / (int64_t)a->groups : dim[1]);
+  s->taps = 1;
+  for (uint32_t i = 2; i < rank; i++) {
+    if (s->taps > PTRDIFF_MAX / 64 / (trv_dim)dim[i]) return 0;
+    s->taps *= (trv_dim)dim[i];
+  }
+  return 1;
+}
+
+size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps) {
+  const trv_dim most = PTRDIFF_MAX / 64;
+  if (groups > most || cg > most || og > most - 16) return 0;
+  trv_dim n = trvk_conv_is_depthwise(groups, cg) ? 1 : trvk_round16(og);
+  if (trvk_conv_is_depthwise(groups, cg)) {
+    if (og > most / groups) return 0;
+    n = trvk_round16(groups * og);
+    return taps > most / n ? 0 : (size_t)(n * taps);
+  }
+  const trv_dim factor[3] = {groups, cg, taps};
+  for (int i = 0; i < 3; i++) {
+    if (factor[i] <= 0 || n > most / factor[i]) return 0;
+    n *= factor[i];
+  }
+  return (size_t)n;
+}
+
+size_t trvk_pack_bytes(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank, const int64_t *dim) {
+  if (dtype != TRV_DTYPE_F32) return 0;
+  if (op == TRV_OP_CONV) {
+    shape s;
+    return conv_shape(attrs, rank, dim, &s) ? 4 * trvk_conv_packed_floats(s.groups, s.cg, s.og, s.taps) : 0;
+  }
+  if ((op != TRV_OP_MATMUL && op != TRV_OP_RNN) || rank != 2) return 0;
+  const int64_t k = dim[op == TRV_OP_RNN], n = dim[op == TRV_OP_MATMUL];
+  if (k <= 0 || n <= 0 || n > PTRDIFF_MAX / 64 - 16 || trvk_round16((trv_dim)n) > PTRDIFF_MAX / 64 / k) return 0;
+  return (size_t)(trvk_round16((trv_dim)n) * (trv_dim)k) * sizeof(float);
+}
+
+static void pack_conv(const shape *s, const trvf_conv_attrs *a, const int64_t *dim, const int64_t *step,
+                      const float *src, float *dst) {
+  trv_dim size[3] = {1, 1, 1}, move[3] = {0, 0, 0};
+  for (uint32_t i = 0; i < a->nd; i++) {
+    size[3 - a->nd + i] = (trv_dim)dim[2 + i];
+    move[3 - a->nd + i] = (trv_dim)step[2 + i];
+  }
+  /* w[group][o][c] = src[o_g * og_step + o * o_step + c * c_step] */
+  const trv_dim c_step = (trv_dim)(s->transposed ? step[0] : step[1]);
+  const trv_dim o_step = (trv_dim)(s->transposed ? step[1] : step[0]);
+  const trv_dim g_step = (trv_dim)step[0] * (s->transposed ? s->cg : s->og);
+  const int dw = trvk_conv_is_depthwise(s->groups, s->cg);
+  const trv_dim panels = trvk_panels(s->og), wide = trvk_round16(s->groups * s->og);
+  for (trv_dim g = 0; g < s->groups; g++)
+    for (trv_dim t = 0; t < s->taps; t++) {
+      const trv_dim w = t % size[2], h = t / size[2] % size[1], d = t / size[2] / size[1];
+      const float *from = src + g * g_step + d * move[0] + h * move[1] + w * move[2];
+      for (trv_dim o = 0; o < s->og; o++)
+        for (trv_dim c = 0; c < s->cg; c++) {
+          const trv_dim to = dw ? t * wide + g * s->og + o
+                                : (((g * panels + o / 16) * s->taps + t) * s->cg + c) * 16 + o % 16;
+          dst[to] = from[o * o_step + c * c_step];
+        }
+    }
+}
+
+void trvk_pack(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank, const int64_t *dim,
+               const int64_t *step, const void *src, void *dst) {
+  const size_t bytes = trvk_pack_bytes(op, attrs, dtype, rank, dim);
+  if (bytes == 0) return;
+  if (op == TRV_OP_CONV) {
+    shape s;
+    memset(dst, 0, bytes);
+    if (conv_shape(attrs, rank, dim, &s)) pack_conv(&s, attrs, dim, step, src, dst);
+    return;
+  }
+  const int k = op == TRV_OP_RNN, n = !k;
+  trvk_pack_panels(dst, src, dtype, (trv_dim)step[k], (trv_dim)step[n], (trv_dim)dim[k], (trv_dim)dim[n],
+                   trvk_panels((trv_dim)dim[n]));
+}

@@ -1,0 +1,179 @@
+"""What users call: export = capture -> lower, check, load. Each stage's value can be printed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trivet.error import Error
+from trivet.runtime import load
+
+if TYPE_CHECKING:
+    from trivet.importer import Problem
+    from trivet.ir.graph import Module
+    from trivet.program import Program
+
+__all__ = ["Check", "capture", "check", "export", "load", "lower"]
+
+
+def export(
+    model: Any,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    target: str = "cpu",
+    name: str = "",
+    debug: bool = True,
+    dump_after: Iterable[str] | str = (),
+    skip: Iterable[str] | str = (),
+) -> Program:
+    """Makes a program of a PyTorch model: captures it, optimises, places, plans all memory.
+
+    Args:
+        model: a torch.nn.Module, a torch.export.ExportedProgram, the path of a .pt2 file; or several entries that share
+            weights and state: {name: (module, args)} or {name: (module, args, kwargs)}.
+        args: example positional arguments, a tuple. Only their types and sizes matter.
+        kwargs: example keyword arguments.
+        dynamic_shapes: as for torch.export.export; for several entries {name: dynamic_shapes}.
+        target: delegates in order of preference, e.g. "cpu".
+        name: of the program, for people; default: the class of the model.
+        debug: keep names, module paths and source lines in the file (messages and tools show them; a strip away).
+        dump_after: passes whose result is printed to stderr as text.
+        skip: optimising passes to leave out, to find one that goes wrong.
+
+    Returns:
+        The program: print it, save(path) it, load() it.
+
+    Raises:
+        Error: naming every operation that cannot be exported, with module path, source line and remedy.
+    """
+    module = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes, name=name)
+    return lower(module, target=target, debug=debug, dump_after=dump_after, skip=skip)
+
+
+def capture(
+    model: Any,
+    args: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    name: str = "",
+) -> Module:
+    """First stage: the model as IR, nothing optimised yet. print() shows its text form. Arguments as of export."""
+    from trivet import frontend
+
+    entries, shapes = _entries(model, args, kwargs, dynamic_shapes)
+    return frontend.capture(entries, shapes, name=name or _name(model))
+
+
+def lower(
+    module: Module,
+    *,
+    target: str = "cpu",
+    debug: bool = True,
+    dump_after: Iterable[str] | str = (),
+    skip: Iterable[str] | str = (),
+) -> Program:
+    """Second stage: runs the passes on a captured module (in place) and emits the program. Arguments as of export."""
+    from trivet import emit, pipeline
+    from trivet.targets.base import find
+
+    options = pipeline.Options(dump_after=_names(dump_after), skip=_names(skip))
+    context = pipeline.Context(find(target), options)
+    pipeline.run_passes(module, context)
+    return emit.emit(module, context, debug=debug)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What check() found; true when nothing stands in the way.
+
+    Attributes:
+        problems: operations that cannot be exported, in order of execution.
+        operations: how many operations the model has.
+    """
+
+    problems: tuple[Problem, ...]
+    operations: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"ok: all {self.operations} operations can be exported"
+        lines = [f"{len(self.problems)} operations cannot be exported:"]
+        for p in self.problems:
+            lines.append(f"  {p.where}: {p.reason}" if p.where else f"  {p.reason}")
+            if p.remedy:
+                lines.append(f"    to do: {p.remedy}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """For tools."""
+        fields = ("op", "module", "source", "reason", "remedy")
+        return {"ok": self.ok, "operations": self.operations,
+                "problems": [{f: getattr(p, f) for f in fields} for p in self.problems]}  # fmt: skip
+
+
+def check(model: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, dynamic_shapes: Any = None) -> Check:
+    """Finds everything that stands in the way of export, at once. Arguments as of export."""
+    from trivet import frontend
+    from trivet.importer import Problem
+
+    entries, shapes = _entries(model, args, kwargs, dynamic_shapes)
+    try:
+        module, problems = frontend.attempt(entries, shapes, name=_name(model))
+    except Error as e:  # torch.export itself cannot capture it
+        return Check((Problem("", "", e.node, e.reason, e.remedy),), 0)
+    return Check(tuple(problems), sum(len(g.nodes) for g in module.entries.values()))
+
+
+def _entries(model: Any, args: Any, kwargs: Mapping[str, Any] | None,
+             dynamic_shapes: Any) -> tuple[dict[str, tuple[Any, ...]], Mapping[str, Any] | None]:  # fmt: skip
+    """All ways to name what is exported, as {entry: (model, args, kwargs)}."""
+    if isinstance(model, Mapping):
+        if args is not None or kwargs is not None:
+            raise Error("args and kwargs belong to one model; with several entries each brings its own",
+                        remedy='export({"encode": (encoder, args), "decode": (decoder, args, kwargs)})')  # fmt: skip
+        entries = {}
+        for name, given in model.items():
+            if not isinstance(given, (tuple, list)):
+                given = (given, (), None)
+            if not 1 <= len(given) <= 3:
+                raise Error(f"entry {name!r}: (module, args) or (module, args, kwargs) expected, got {len(given)} values")
+            entries[name] = (given[0], *_arguments(name, given[1] if len(given) > 1 else (),
+                                                   given[2] if len(given) > 2 else None))  # fmt: skip
+        if dynamic_shapes is not None and not isinstance(dynamic_shapes, Mapping):
+            raise Error("several entries: dynamic_shapes={entry: its dynamic shapes} expected, "
+                        f"got {type(dynamic_shapes).__name__}")  # fmt: skip
+        return entries, dynamic_shapes
+    shapes = None if dynamic_shapes is None else {"forward": dynamic_shapes}
+    return {"forward": (model, *_arguments("forward", args, kwargs))}, shapes
+
+
+def _arguments(entry: str, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise Error(f"entry {entry!r}: the example arguments must be a tuple, got {type(args).__name__}",
+                    remedy="write (x,) for one argument")  # fmt: skip
+    return tuple(args or ()), dict(kwargs) if kwargs else None
+
+
+def _name(model: Any) -> str:
+    if isinstance(model, Mapping):
+        return "+".join(str(k) for k in model)
+    if isinstance(model, (str, os.PathLike)):
+        return Path(os.fsdecode(model)).stem
+    return type(model).__name__
+
+
+def _names(passes: Iterable[str] | str) -> tuple[str, ...]:
+    return tuple(p.strip() for p in passes.split(",") if p.strip()) if isinstance(passes, str) else tuple(passes)

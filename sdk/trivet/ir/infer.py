@@ -1,0 +1,380 @@
+"""Types of a node's outputs from its inputs and attributes, and when two sizes are the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from trivet.fbs.structs import DType, IndexKind, ReduceKind
+from trivet.ir import ops
+from trivet.ir.dim import INF, Dim, Shape, dim_max, dim_min, floor_div, substitute, symbols
+from trivet.ir.graph import Node, Sym
+from trivet.ir.types import SIZES, Type
+
+Inputs = Sequence[Type | None]
+
+
+class Mismatch(Exception):
+    """The inputs of a node do not go together; the text says why."""
+
+
+class Sizes:
+    """Compares sizes under the symbols of a graph. Equal normal forms are equal; others are tried on sample values."""
+
+    def __init__(self, symbols: Mapping[str, Sym]) -> None:
+        self.symbols = symbols
+        self._samples: list[dict[str, int | Dim]] | None = None
+
+    def same(self, a: int | Dim, b: int | Dim) -> bool:
+        """True when a and b are equal for all sizes in range (proved by form, else found equal on the samples). Sizes
+        that depend on data are taken as promised by the model.
+        """
+        if a == b:
+            return True
+        names = symbols(a) | symbols(b)
+        if not names:
+            return False
+        if any(n in self.symbols and self.symbols[n].data for n in names):
+            return True
+        return all(substitute(a, env) == substitute(b, env) for env in self.samples())
+
+    def same_shape(self, a: Shape, b: Shape) -> bool:
+        """Axis by axis."""
+        return len(a) == len(b) and all(self.same(x, y) for x, y in zip(a, b, strict=True))
+
+    def broadcast(self, shapes: Iterable[Shape]) -> Shape:
+        """The common shape by numpy's rules."""
+        out: list[int | Dim] = []
+        for s in shapes:
+            ones: list[int | Dim] = [1] * (len(s) - len(out))
+            out = ones + out
+            for i, d in enumerate(s, len(out) - len(s)):
+                if out[i] == 1 or (isinstance(out[i], Dim) and isinstance(d, int) and d != 1):
+                    out[i] = d if out[i] == 1 or self.same(out[i], d) else self._clash(out[i], d)
+                elif d != 1 and not self.same(out[i], d):
+                    self._clash(out[i], d)
+        return tuple(out)
+
+    def _clash(self, a: int | Dim, b: int | Dim) -> int:
+        raise Mismatch(f"sizes {a} and {b} do not broadcast")
+
+    def samples(self) -> list[dict[str, int | Dim]]:
+        """Some values of the symbols that go together."""
+        if self._samples is None:
+            rng = random.Random(1)
+            self._samples = [self._sample(rng) for _ in range(6)]
+        return self._samples
+
+    def _sample(self, rng: random.Random) -> dict[str, int | Dim]:
+        env: dict[str, int | Dim] = {}
+        for s in self.symbols.values():
+            if s.solved is None:
+                low = max(s.min, 2) if s.max >= 2 else s.min
+                env[s.name] = rng.randint(low, max(low, min(s.max, low + 4096 if s.max < INF else low + 997)))
+        for _ in self.symbols:
+            for s in self.symbols.values():
+                if s.solved is not None and s.name not in env and symbols(s.solved) <= env.keys():
+                    env[s.name] = substitute(s.solved, env)
+        return env
+
+
+def infer(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    """Types of the outputs. What only the output's type says (target of a reshape, high side of a convolution's padding,
+    dtype of a sum) is taken from it; everything else follows from inputs and attributes.
+
+    Raises:
+        Mismatch: the inputs do not go together.
+    """
+    if node.op in _VARIADIC:
+        return _VARIADIC[node.op](node, [t for t in inputs if t is not None], sizes)
+    return _RULES[node.op](node, inputs, sizes)
+
+
+def _need(ok: bool, why: str) -> None:
+    if not ok:
+        raise Mismatch(why)
+
+
+def _first(inputs: Inputs) -> Type:
+    t = inputs[0]
+    if t is None:
+        raise Mismatch("the first input is missing")
+    return t
+
+
+def _opt(inputs: Inputs, i: int) -> Type | None:
+    return inputs[i] if i < len(inputs) else None
+
+
+def _req(inputs: Inputs, i: int) -> Type:
+    t = _opt(inputs, i)
+    if t is None:
+        raise Mismatch(f"input {i} is missing")
+    return t
+
+
+def _declared(node: Node, i: int = 0) -> Type:
+    return node.outputs[i].type
+
+
+def _replace(shape: Shape, axis: int, *dims: int | Dim) -> Shape:
+    return (*shape[:axis], *dims, *shape[axis + 1 :])
+
+
+def _same(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    return [_first(inputs)]
+
+
+def _map(node: Node, inputs: Sequence[Type], sizes: Sizes) -> list[Type]:
+    want = _declared(node)
+    for i, t in enumerate(inputs):
+        _need(t.rank <= want.rank, f"input {i} has {t.rank} axes, the output {want.rank}")
+        for d, o in zip(t.shape, want.shape[want.rank - t.rank :], strict=True):
+            _need(d == 1 or sizes.same(d, o), f"input {i} {t} does not broadcast to {want}")
+    return [Type(node.attrs.code[-1].dtype, want.shape)]
+
+
+def _reduce(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Reduce = node.attrs
+    x = _first(inputs)
+    shape = tuple(1 if i in a.axes else d for i, d in enumerate(x.shape))
+    dtype = _declared(node).dtype
+    if a.kind in (ReduceKind.any, ReduceKind.all):
+        dtype = DType.bool
+    elif a.kind in (ReduceKind.argmax, ReduceKind.argmin):
+        dtype = DType.i64
+    elif a.kind not in (ReduceKind.sum, ReduceKind.prod):
+        dtype = x.dtype
+    return [Type(dtype, shape)]
+
+
+def _scan(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    return [Type(_declared(node).dtype, _first(inputs).shape)]
+
+
+def _epilogue(node: Node, inputs: Inputs, sizes: Sizes, out: Type) -> None:
+    bias, residual = _opt(inputs, 2), _opt(inputs, 3)
+    if bias is not None:
+        _need(bias.dtype == out.dtype or node.attrs.packed, f"bias is {bias.dtype.name}, the result {out.dtype.name}")
+    if residual is not None:
+        _need(residual.dtype == out.dtype, f"residual is {residual.dtype.name}, the result {out.dtype.name}")
+        _need(sizes.same_shape(residual.shape, out.shape), f"residual {residual} has not the result's shape {out}")
+
+
+def _matmul(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a, b = _first(inputs), _req(inputs, 1)
+    if node.attrs.packed:
+        _need(b.rank == 1, f"a packed weight has one axis, not {b}")
+        return [_declared(node)]
+    _need(a.dtype == b.dtype, f"operands are {a.dtype.name} and {b.dtype.name}")
+    _need(a.rank >= 1 and b.rank >= 2, f"operands {a} and {b} have too few axes")
+    _need(sizes.same(a.shape[-1], b.shape[-2]), f"inner sizes of {a} and {b} differ")
+    batch = sizes.broadcast([a.shape[:-2], b.shape[:-2]])
+    shape = (*batch, a.shape[-2], b.shape[-1]) if a.rank > 1 else (*batch, b.shape[-1])
+    out = Type(a.dtype, shape)
+    _epilogue(node, inputs, sizes, out)
+    bias = _opt(inputs, 2)
+    if bias is not None:
+        full = sizes.broadcast([bias.shape, shape])
+        _need(sizes.same_shape(full, shape), f"bias {bias} does not broadcast to {out}")
+    return [out]
+
+
+def _conv(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Conv = node.attrs
+    x, w, want = _first(inputs), _req(inputs, 1), _declared(node)
+    _need(x.rank == a.nd + 2 and want.rank == x.rank, f"x {x} and y {want} need {a.nd + 2} axes")
+    if a.packed:
+        return [Type(x.dtype, (x.shape[0], *want.shape[1:]))]
+    _need(w.rank == a.nd + 2, f"weight {w} needs {a.nd + 2} axes")
+    _need(x.dtype == w.dtype, f"operands are {x.dtype.name} and {w.dtype.name}")
+    taken = w.shape[0] if a.transposed else w.shape[1] * a.groups
+    _need(sizes.same(x.shape[1], taken), f"x has {x.shape[1]} channels, the weight takes {taken}")
+    made = w.shape[1] * a.groups if a.transposed else w.shape[0]
+    out = Type(x.dtype, (x.shape[0], made, *want.shape[2:]))
+    _epilogue(node, inputs, sizes, out)
+    bias = _opt(inputs, 2)
+    if bias is not None:
+        _need(bias.rank == 1 and sizes.same(bias.shape[0], made), f"bias {bias} needs {made} elements")
+    return [out]
+
+
+def _pool(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Pool = node.attrs
+    x, want = _first(inputs), _declared(node)
+    _need(x.rank == a.nd + 2 and want.rank == x.rank, f"x {x} and y {want} need {a.nd + 2} axes")
+    shape = (*x.shape[:2], *want.shape[2:])
+    return [Type(x.dtype, shape), Type(DType.i64, shape)][: len(node.outputs)]
+
+
+def _norm(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Norm = node.attrs
+    x = _first(inputs)
+    group = a.kind == a.kind.group
+    shape = x.shape[1:2] if group else x.shape[x.rank - a.axes :]
+    for name, t in (("weight", _opt(inputs, 1)), ("bias", _opt(inputs, 2))):
+        if t is not None:
+            _need(sizes.same_shape(t.shape, shape), f"{name} {t} has not the shape [{','.join(map(str, shape))}]")
+    return [x]
+
+
+def _attention(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    q, k, v, mask = _first(inputs), _req(inputs, 1), _req(inputs, 2), _opt(inputs, 3)
+    _need(min(q.rank, k.rank, v.rank) >= 3, "q, k and v need at least 3 axes")
+    _need(q.dtype == k.dtype == v.dtype, "q, k and v have different dtypes")
+    _need(sizes.same(q.shape[-1], k.shape[-1]), f"q {q} and k {k} have different last axes")
+    _need(sizes.same_shape(k.shape[-3:-1], v.shape[-3:-1]), f"k {k} and v {v} do not go together")
+    h, g = q.shape[-3], k.shape[-3]
+    if isinstance(h, int) and isinstance(g, int):
+        _need(g > 0 and h % g == 0, f"{h} query heads are no multiple of {g} key heads")
+    batch = sizes.broadcast([q.shape[:-3], k.shape[:-3], v.shape[:-3]])
+    if mask is not None:
+        full = (*batch, h, q.shape[-2], k.shape[-2])
+        _need(sizes.same_shape(sizes.broadcast([mask.shape, full]), full), f"mask {mask} does not broadcast to the scores")
+    return [Type(q.dtype, (*batch, h, q.shape[-2], v.shape[-1]))]
+
+
+def _gather(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Gather = node.attrs
+    x, i = _first(inputs), _req(inputs, 1)
+    _need(i.dtype in (DType.i64, DType.i32), f"the index is {i.dtype.name}")
+    return [Type(x.dtype, i.shape if a.kind == IndexKind.elements else _replace(x.shape, a.axis, *i.shape))]
+
+
+def _scatter(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Scatter = node.attrs
+    x, i, u = _first(inputs), _req(inputs, 1), _req(inputs, 2)
+    _need(i.dtype in (DType.i64, DType.i32), f"the index is {i.dtype.name}")
+    _need(u.dtype == x.dtype, f"updates are {u.dtype.name}, x is {x.dtype.name}")
+    if a.kind == IndexKind.take:
+        _need(sizes.same_shape(u.shape, _replace(x.shape, a.axis, *i.shape)), f"updates {u} do not fit x {x} and index {i}")
+    return [x]
+
+
+def _pad(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Pad = node.attrs
+    x = _first(inputs)
+    return [Type(x.dtype, tuple(d + lo + hi for d, lo, hi in zip(x.shape, a.lo, a.hi, strict=True)))]
+
+
+def _sort(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Sort = node.attrs
+    x = _first(inputs)
+    shape = x.shape if a.k is None else _replace(x.shape, a.axis, a.k)
+    return [Type(x.dtype, shape), Type(DType.i64, shape)]
+
+
+def _rnn(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Rnn = node.attrs
+    x = _first(inputs)
+    _need(x.rank == 3, f"x {x} needs 3 axes")
+    if a.packed:
+        hidden, cell = _declared(node, 1).shape[-1], _declared(node, len(node.outputs) - 1).shape[-1]
+    else:
+        gates = {a.kind.lstm: 4, a.kind.gru: 3}.get(a.kind, 1)
+        hidden, cell = _req(inputs, 2).shape[1], floor_div(_req(inputs, 1).shape[0], gates)
+    h, c = Type(x.dtype, (x.shape[1], hidden)), Type(x.dtype, (x.shape[1], cell))
+    return [Type(x.dtype, (*x.shape[:2], hidden)), h, c][: len(node.outputs)]
+
+
+def _resize(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    x, want = _first(inputs), _declared(node)
+    _need(x.rank == node.attrs.nd + 2 and want.rank == x.rank, f"x {x} and y {want} need {node.attrs.nd + 2} axes")
+    return [Type(x.dtype, (*x.shape[:2], *want.shape[2:]))]
+
+
+def _grid_sample(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    x, grid = _first(inputs), _req(inputs, 1)
+    _need(x.rank == 4 and grid.rank == 4 and grid.shape[3] == 2, f"x {x} and grid {grid} need 4 axes, the grid's last of 2")
+    return [Type(x.dtype, (*x.shape[:2], *grid.shape[1:3]))]
+
+
+def _nonzero(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    return [Type(DType.i64, (Dim.symbol(node.attrs.symbol), _first(inputs).rank))]
+
+
+def _item(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    x = _first(inputs)
+    _need(x.count == 1, f"item takes one element, not {x}")
+    return []
+
+
+def _permute(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    x = _first(inputs)
+    return [Type(x.dtype, tuple(x.shape[i] for i in node.attrs.axes))]
+
+
+def _reshape(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    x, want = _first(inputs), _declared(node)
+    _need(sizes.same(x.count, want.count), f"{x} and {want} have different numbers of elements")
+    return [Type(x.dtype, want.shape)]
+
+
+def _expand(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    x, want = _first(inputs), _declared(node)
+    tail = want.shape[want.rank - x.rank :] if want.rank >= x.rank else ()
+    fits = want.rank >= x.rank and all(d == 1 or sizes.same(d, o) for d, o in zip(x.shape, tail, strict=True))
+    _need(fits, f"{x} does not broadcast to {want}")
+    return [Type(x.dtype, want.shape)]
+
+
+def _slice(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Slice = node.attrs
+    x, want = _first(inputs), _declared(node)
+    n, size = x.shape[a.axis], want.shape[a.axis] if want.rank == x.rank else 0
+    if isinstance(a.start, int) and isinstance(n, int) and isinstance(size, int) and size > 0:
+        last = a.start + a.step * (size - 1)
+        _need(0 <= a.start < n and 0 <= last < n, f"positions {a.start}..{last} lie outside of axis {a.axis} of {x}")
+    return [Type(x.dtype, _replace(x.shape, a.axis, size))]
+
+
+def _window(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Window = node.attrs
+    x = _first(inputs)
+    return [Type(x.dtype, (*_replace(x.shape, a.axis, floor_div(x.shape[a.axis] - a.size, a.step) + 1), a.size))]
+
+
+def _diagonal(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    a: ops.Diagonal = node.attrs
+    x = _first(inputs)
+    rows, columns = x.shape[a.a], x.shape[a.b]
+    rows, columns = (rows, columns - a.offset) if a.offset >= 0 else (rows + a.offset, columns)
+    rest = tuple(d for i, d in enumerate(x.shape) if i not in (a.a, a.b))
+    return [Type(x.dtype, (*rest, dim_max(dim_min(rows, columns), 0)))]
+
+
+def _bitcast(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
+    x, want = _first(inputs), _declared(node)
+    _need(SIZES[x.dtype] == SIZES[want.dtype], f"{x.dtype.name} and {want.dtype.name} have different sizes")
+    return [Type(want.dtype, x.shape)]
+
+
+def _concat(node: Node, inputs: Sequence[Type], sizes: Sizes) -> list[Type]:
+    axis = node.attrs.axis
+    _need(bool(inputs), "nothing to join")
+    total: int | Dim = 0
+    x = inputs[0]
+    for t in inputs:
+        _need(t.dtype == x.dtype, f"dtypes {x.dtype.name} and {t.dtype.name} differ")
+        _need(t.rank == x.rank and axis < x.rank, f"{t} and {x} cannot be joined along axis {axis}")
+        same = all(i == axis or sizes.same(d, e) for i, (d, e) in enumerate(zip(t.shape, x.shape, strict=True)))
+        _need(same, f"{t} and {x} cannot be joined along axis {axis}")
+        total = total + t.shape[axis]
+    return [Type(x.dtype, _replace(x.shape, axis, total))]
+
+
+def _control(node: Node, inputs: Sequence[Type], sizes: Sizes) -> list[Type]:
+    if node.op == "while":
+        return list(inputs[: node.attrs.carried])
+    return [v.type for v in node.graphs[0].outputs]
+
+
+Rule = Callable[[Node, Inputs, Sizes], list[Type]]
+_VARIADIC: dict[str, Callable[[Node, Sequence[Type], Sizes], list[Type]]] = {
+    "map": _map, "concat": _concat, "if": _control, "while": _control}  # fmt: skip
+_RULES: dict[str, Rule] = {
+    "copy": _same, "softmax": _same, "reduce": _reduce, "scan": _scan, "matmul": _matmul, "conv": _conv, "pool": _pool,
+    "norm": _norm, "attention": _attention, "gather": _gather, "scatter": _scatter, "pad": _pad, "sort": _sort, "rnn": _rnn,
+    "resize": _resize, "grid_sample": _grid_sample, "nonzero": _nonzero, "item": _item, "permute": _permute,
+    "reshape": _reshape, "expand": _expand, "slice": _slice, "window": _window, "diagonal": _diagonal, "bitcast": _bitcast,
+}  # fmt: skip

@@ -1,0 +1,171 @@
+"""Chooses the memory order of axes: images channels-last, everything else as it comes; copies only where orders meet.
+
+Kernels take any strides, so this pass decides speed, never correctness.
+"""
+
+from __future__ import annotations
+
+from trivet.constants import layout
+from trivet.fbs.structs import NormKind
+from trivet.ir import ops
+from trivet.ir.dim import Shape
+from trivet.ir.graph import Graph, Module, Node, Value
+from trivet.pipeline import Context
+from trivet.schedule import all_graphs
+from trivet.views import apply, dense, memory_order, same_strides, unit_axis
+
+FOLLOWS = ("reduce", "softmax", "pad", "scan", "norm", "scatter", "sort")  # the output lies as the input does
+IMAGES = ("pool", "resize", "grid_sample")
+DEPTH = 12  # how far a wish is passed on through elementwise nodes
+
+
+def assign_layout(module: Module, ctx: Context) -> None:
+    """Sets Value.order of kernel outputs, concatenations and results of control flow; puts copies before convolutions."""
+    for name, graph in module.entries.items():
+        work = _Layout()
+        work.readers(graph)
+        work.graph(graph)
+        ctx.report.note("assign_layout", f"{name}: {work.last} values channels-last, {work.copies} copies to get there")
+
+
+def channels_last(rank: int) -> tuple[int, ...]:
+    """N, spatial, C."""
+    return (0, *range(2, rank), 1)
+
+
+def is_image_op(node: Node) -> bool:
+    return node.op in ("conv", *IMAGES) or (node.op == "norm" and node.attrs.kind == NormKind.group)
+
+
+class _Layout:
+    def __init__(self) -> None:
+        self.strides: dict[Value, Shape] = {}  # as far as known before storage is assigned
+        self.uses: dict[Value, list[Node]] = {}
+        self.wishes: dict[Value, bool] = {}
+        self.copies = self.last = 0
+
+    def readers(self, graph: Graph) -> None:
+        for g in all_graphs(graph):
+            for node in g.nodes:
+                for v in node.inputs:
+                    if v is not None:
+                        self.uses.setdefault(v, []).append(node)
+
+    def of(self, v: Value) -> Shape:
+        if v not in self.strides:
+            self.strides[v] = layout(v.const.data)[1] if v.const is not None else dense(v.shape, v.order)
+        return self.strides[v]
+
+    def set(self, v: Value, order: tuple[int, ...] | None) -> None:
+        if order is not None and same_strides(v.shape, dense(v.shape, order), dense(v.shape)):
+            order = None
+        v.order = order
+        self.last += order is not None and len(order) > 2 and order == channels_last(len(order))
+        self.strides[v] = dense(v.shape, order)
+
+    def graph(self, graph: Graph) -> None:
+        turned: dict[Value, Value] = {}
+        for node in list(graph.nodes):
+            if node.op == "conv":
+                self._feed(graph, node, turned)
+            if ops.OPS[node.op].view:
+                x, y = node.inputs[0], node.outputs[0]
+                assert x is not None
+                window = apply(node, (0, self.of(x)))
+                self.strides[y] = window[1] if window is not None else dense(y.shape)
+            elif node.op in ("if", "while"):
+                self._flow(node)
+            else:
+                for v in node.outputs:
+                    self.set(v, self._order(node, v))
+
+    def _feed(self, graph: Graph, node: Node, turned: dict[Value, Value]) -> None:
+        """Puts a copy before a convolution whose input's channels do not lie side by side."""
+        x = node.inputs[0]
+        assert x is not None
+        if x.shape[1] == 1 or unit_axis(x.shape, self.of(x)) in (1, -1):
+            return
+        if x not in turned:
+            at = next(i for i, n in enumerate(graph.nodes) if n is node)
+            (y,) = graph.node("copy", [x], [x.type], ops.Copy(), node.loc, before=at)
+            assert y.node is not None
+            y.node.delegate, y.node.reason = node.delegate, "channels last for the convolution"
+            self.set(y, channels_last(len(x.shape)))
+            turned[x] = y
+            self.copies += 1
+        node.inputs[0] = turned[x]
+
+    def _order(self, node: Node, out: Value) -> tuple[int, ...] | None:
+        rank = len(out.shape)
+        if rank < 3:
+            return None
+        if node.op == "conv":
+            return channels_last(rank)
+        x = node.inputs[0] if node.inputs else None
+        if is_image_op(node) and x is not None:
+            if unit_axis(x.shape, self.of(x)) == 1 or self._wants(out, DEPTH):
+                return channels_last(rank)
+            return self._follow(x, out)
+        if node.op in ("map", "concat"):
+            return self._vote(node, out)
+        if node.op in FOLLOWS and x is not None and len(x.shape) == rank:
+            return self._follow(x, out)
+        return None
+
+    def _follow(self, x: Value, out: Value) -> tuple[int, ...] | None:
+        if len(x.shape) != len(out.shape):
+            return None
+        strides = self.of(x)
+        axes = [i for i, d in enumerate(x.shape) if d != 1]
+        if any(not isinstance(strides[i], int) or strides[i] == 0 for i in axes):
+            return memory_order(x.shape, strides)
+        ranked = sorted(axes, key=lambda i: (-abs(int(str(strides[i]))), i))
+        ones = [i for i, d in enumerate(x.shape) if d == 1]
+        return tuple(ones + ranked)
+
+    def _vote(self, node: Node, out: Value) -> tuple[int, ...] | None:
+        votes: dict[tuple[int, ...] | None, int] = {}
+        for v in node.inputs:
+            if v is None or len(v.shape) != len(out.shape) or v.const is not None:
+                continue
+            if node.op == "map" and v.shape != out.shape:
+                continue
+            order = self._follow(v, out)
+            if order is not None and same_strides(out.shape, dense(out.shape, order), dense(out.shape)):
+                order = None
+            votes[order] = votes.get(order, 0) + 1
+        last = channels_last(len(out.shape))
+        if (not votes or None in votes) and self._wants(out, DEPTH):
+            return last
+        if not votes:
+            return None
+        return max(votes, key=lambda o: (votes[o] + (o is not None) * 0.5, o is not None))
+
+    def _wants(self, v: Value, depth: int) -> bool:
+        """True if a convolution reads the value, maybe through elementwise nodes."""
+        if v in self.wishes or depth == 0:
+            return self.wishes.get(v, False)
+        self.wishes[v] = False
+        for node in self.uses.get(v, ()):
+            if node.op == "conv" and node.inputs[0] is v and v.shape[1] != 1:
+                self.wishes[v] = True
+            elif (node.op in ("map", "pad", "concat", "pool", "resize") or (
+                node.op == "norm" and node.attrs.kind == NormKind.group)) and node.inputs and (
+                len(node.outputs[0].shape) == len(v.shape)) and self._wants(node.outputs[0], depth - 1):  # fmt: skip
+                self.wishes[v] = True
+        return self.wishes[v]
+
+    def _flow(self, node: Node) -> None:
+        skip = 1 if node.op == "if" else 0
+        for g in node.graphs:
+            for inner, outer in zip(g.inputs, node.inputs[skip:], strict=True):
+                assert outer is not None
+                self.strides[inner] = self.of(outer)
+            self.graph(g)
+        for i, v in enumerate(node.outputs):
+            source = node.inputs[i] if node.op == "while" else node.graphs[0].outputs[i]
+            assert source is not None
+            self.set(v, memory_order(source.shape, self.of(source)))
+            if node.op == "while":
+                for g in node.graphs:
+                    self.strides[g.inputs[i]] = self.of(v)

@@ -1,0 +1,256 @@
+"""Attention written out, softmax(q @ k^T * scale + mask) @ v, becomes one attention node.
+
+An attention row that nothing takes part in gives zeros, the written-out form gives NaN there: a mask with -inf is only taken
+in when every row is sure to have a place that takes part. Repeated key and value heads (grouped queries) are not repeated.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from trivet.fbs.structs import Act, DType, MapOp
+from trivet.ir import ops
+from trivet.ir.dim import Dim, evaluate
+from trivet.ir.graph import Const, Module, Node, Value
+from trivet.ir.infer import Sizes
+from trivet.ir.match import Ranges, Term, either, extract, scaled, term
+from trivet.ir.rewrite import Rewriter, graphs_of
+from trivet.ir.types import Type, is_float
+
+if TYPE_CHECKING:
+    from trivet.pipeline import Context
+
+FAR = -1e4  # a score below this has no weight beside any ordinary one
+_LEAST = -3.5e38  # below every finite f32
+
+
+def fuse_attention(module: Module, context: Context) -> None:
+    """The pass."""
+    for graph, sizes in graphs_of(module):
+        rw = Rewriter(graph)
+        for n in list(graph.nodes):
+            if n.op == "matmul":
+                _fuse(n, rw, sizes)
+        rw.finish()
+        rw = Rewriter(graph)
+        for n in list(graph.nodes):
+            if n.op == "attention":
+                _group(n, rw)
+        rw.finish()
+
+
+def _plain(n: Node) -> bool:
+    """A matmul without anything behind it."""
+    a: ops.Matmul = n.attrs
+    return not a.packed and a.act == Act.none and all(v is None for v in n.inputs[2:])
+
+
+def _fuse(n: Node, rw: Rewriter, sizes: Sizes) -> None:
+    weights, v = n.inputs[:2]
+    if weights is None or v is None or not _plain(n) or not is_float(v.dtype) or v.type.rank < 3:
+        return
+    softmax = _softmax(weights, n, rw)
+    if softmax is None or softmax.attrs.log or softmax.inputs[0] is None:
+        return
+    scores = softmax.inputs[0]
+    if softmax.attrs.axis != scores.type.rank - 1 or scores.type.rank != v.type.rank or rw.sole(scores) is not softmax:
+        return
+    m = scores.node
+    parts = _scores(term(scores), scores, rw, sizes)
+    if m is None or parts is None:
+        return
+    product, scale, mask, keep = parts
+    q, kt = product.inputs[:2]
+    if q is None or kt is None or not _shapes_fit(q, kt, v, sizes):
+        return
+    bias: Value | None = None
+    if mask is not None:
+        bias = _mask(mask, keep, scores, n, rw, sizes)
+        if bias is None:
+            return
+    causal = bias is not None and _is_causal(bias, scores, sizes)
+    k = _swapped(kt, n, rw)
+    loc = [product.loc, *([m.loc] if m is not product else []), softmax.loc]
+    rw.become(n, "attention", [q, k, v, None if causal else bias], ops.Attention(scale, causal), *loc)
+
+
+def _softmax(weights: Value, n: Node, rw: Rewriter) -> Node | None:
+    """The softmax that makes the weights, through a rounding of its result."""
+    if rw.sole(weights) is not n:
+        return None
+    p = weights.node
+    if p is not None and p.op == "map":
+        t = term(weights)
+        inner = t.args[0].value if t.op == MapOp.cast and len(p.attrs.code) == 2 else None
+        if inner is None or rw.sole(inner) is not p or not is_float(inner.dtype):
+            return None
+        p = inner.node
+    return p if p is not None and p.op == "softmax" else None
+
+
+Scores = tuple[Node, float, Term | None, str]
+
+
+def _scores(t: Term, scores: Value, rw: Rewriter, sizes: Sizes) -> Scores | None:
+    """(product, scale, mask, kind of the mask: "add", "keep" where it holds, "drop" where it holds)."""
+    base = _product(t, scores, rw)
+    if base is not None:
+        return (*base, None, "")
+    for s, mask in either(t, MapOp.add):
+        base = _product(s, scores, rw)
+        if base is not None:
+            return (*base, mask, "add")
+    if t.op == MapOp.select:
+        cond, yes, no = t.args
+        for s, fill, kind in ((yes, no, "keep"), (no, yes, "drop")):
+            base = _product(s, scores, rw)
+            if base is not None and fill.number is not None and fill.number <= FAR:
+                return (*base, cond, kind)
+    return None
+
+
+def _product(t: Term, scores: Value, rw: Rewriter) -> tuple[Node, float] | None:
+    """The matmul and the factor when t is a scaled product of which nothing else is read."""
+    t, scale = scaled(t)
+    if t.op == MapOp.cast and t.args[0].made_by("matmul") is not None:
+        t = t.args[0]
+    n = t.made_by("matmul")
+    if n is None or not _plain(n) or n.outputs[0].shape != scores.shape:
+        return None
+    at: Value = n.outputs[0]
+    while at is not scores:  # every map on the way is the only reader of the one before
+        reader = rw.sole(at)
+        if reader is None or reader.op != "map":
+            return None
+        at = reader.outputs[0]
+    return n, scale
+
+
+def _shapes_fit(q: Value, kt: Value, v: Value, sizes: Sizes) -> bool:
+    if not q.type.rank == kt.type.rank == v.type.rank or not q.dtype == kt.dtype == v.dtype:
+        return False
+    heads, groups = q.shape[-3], kt.shape[-3]
+    if not sizes.same(groups, v.shape[-3]) or not (groups == 1 or sizes.same(heads, groups)):
+        return False
+    return sizes.same_shape(sizes.broadcast([q.shape[:-3], kt.shape[:-3], v.shape[:-3]]), q.shape[:-3])
+
+
+def _swapped(kt: Value, n: Node, rw: Rewriter) -> Value:
+    """kt with its last two axes exchanged; a permute that did that goes."""
+    rank = kt.type.rank
+    axes = [*range(rank - 2), rank - 1, rank - 2]
+    p = kt.node
+    source, order = kt, axes
+    if p is not None and p.op == "permute" and p.inputs[0] is not None:
+        source, order = p.inputs[0], [p.attrs.axes[a] for a in axes]
+    if order == list(range(rank)):
+        return source
+    shape = tuple(source.shape[a] for a in order)
+    return rw.before(n, "permute", [source], Type(kt.dtype, shape), ops.Permute(tuple(order)), n.loc)
+
+
+# ---- masks
+def _mask(mask: Term, kind: str, scores: Value, n: Node, rw: Rewriter, sizes: Sizes) -> Value | None:
+    """The mask as a value that attention takes, None when a row might have nothing."""
+    if kind == "add":
+        if not is_float(mask.dtype) or not _adds_safely(mask, sizes):
+            return None
+        v = extract(mask, n, rw, sizes)
+        return v if v.dtype == n.outputs[0].dtype and v.type.rank <= scores.type.rank else None
+    if mask.dtype != DType.bool or not _every_row(mask, kind == "keep", sizes):
+        return None
+    v = extract(mask, n, rw, sizes)
+    if v.type.rank > scores.type.rank:
+        return None
+    if kind == "keep":
+        return v
+    code = (ops.Instr(MapOp.load, DType.bool, (), 0), ops.Instr(MapOp.logical_not, DType.bool, (0,)))
+    if v.const is not None and v.const.data is not None:
+        c = Const(f"{v.const.name}.not", ~v.const.data)
+        return Value(c.name, v.type, const=c)
+    return rw.before(n, "map", [v], v.type, ops.Map(code), n.loc)
+
+
+def _adds_safely(mask: Term, sizes: Sizes) -> bool:
+    if Ranges(sizes, False).of(mask)[0] > _LEAST or Ranges(sizes, True).of(mask)[0] > _LEAST:
+        return True
+    data = _data(mask)
+    return data is not None and bool((data > _LEAST).any(-1).all())
+
+
+def _every_row(mask: Term, keep: bool, sizes: Sizes) -> bool:
+    """Every row of a condition has a place that takes part."""
+    lo, hi = Ranges(sizes, True).of(mask)
+    if (keep and lo > 0) or (not keep and hi == 0):
+        return True
+    data = _data(mask)
+    return data is not None and bool((data == keep).any(-1).all())
+
+
+def _data(mask: Term) -> Any:
+    c = mask.source.const if mask.source is not None else None
+    return c.data if c is not None and c.data is not None and c.data.dim() > 0 else None
+
+
+def _is_causal(mask: Value, scores: Value, sizes: Sizes) -> bool:
+    """A mask of positions that says: not beyond the row's own. Decided on the bytes of a constant, or by computing it for
+    some sizes when it depends on nothing but positions.
+    """
+    import torch
+
+    from trivet.ir.evaluate import evaluate_node
+
+    if mask.type.rank < 2 or any(d != 1 for d in mask.shape[:-2]) or mask.shape[-2:] != scores.shape[-2:]:
+        return False
+    if mask.const is not None:
+        tables = [mask.const.data] if mask.const.data is not None else []
+    elif mask.node is not None and mask.node.op == "map" and not mask.node.inputs:
+        tables = []
+        for size in (5, 7):
+            env = {name: size + i for i, name in enumerate(sorted(sizes.symbols))}
+            if any(isinstance(d, int) and d > 64 for d in mask.shape):
+                return False
+            if any(evaluate(d, env) > 512 for d in mask.shape if isinstance(d, Dim)):
+                return False
+            tables += evaluate_node(mask.node, [], env)
+    else:
+        return False
+
+    def lower(x: torch.Tensor) -> bool:
+        x = x.reshape(x.shape[-2:])
+        want = torch.ones(x.shape, dtype=torch.bool).tril()
+        if x.dtype == torch.bool:
+            return bool(torch.equal(x, want))
+        return bool(torch.equal(x == 0, want)) and bool((x[~want] == -math.inf).all())
+
+    return bool(tables) and all(lower(x) for x in tables)
+
+
+# ---- grouped queries
+def _group(n: Node, rw: Rewriter) -> None:
+    """Keys and values whose heads are each repeated r times are used as they are."""
+    q, k, v = n.inputs[:3]
+    if q is None or k is None or v is None:
+        return
+    a, b = _repeated(k), _repeated(v)
+    if a is None or b is None or a.shape[-3] != b.shape[-3] or a.type.rank != q.type.rank:
+        return
+    rw.become(n, "attention", [q, a, b, *n.inputs[3:]], n.attrs)
+
+
+def _repeated(x: Value) -> Value | None:
+    """[.., G, S, D] when x is reshape(expand(that as [.., G, 1, S, D])): heads repeated in place."""
+    outer = x.node
+    expand = outer.inputs[0].node if outer is not None and outer.op == "reshape" and outer.inputs[0] is not None else None
+    inner = expand.inputs[0] if expand is not None and expand.op == "expand" else None
+    if inner is None or inner.node is None or inner.node.op != "reshape" or expand is None:
+        return None
+    source, wide = inner.node.inputs[0], expand.outputs[0]
+    if source is None or inner.type.rank != x.type.rank + 1 or wide.type.rank != inner.type.rank:
+        return None
+    if inner.shape[-3] != 1 or source.shape != (*inner.shape[:-3], *inner.shape[-2:]):
+        return None
+    if (*inner.shape[:-3], *inner.shape[-2:]) != (*wide.shape[:-3], *wide.shape[-2:]):
+        return None
+    return source if x.shape == (*source.shape[:-3], wide.shape[-4] * wide.shape[-3], *source.shape[-2:]) else None

@@ -1,0 +1,30 @@
+"""Fits nodes to the kernels of their delegate: scratch memory, so that it is part of the plan."""
+
+from __future__ import annotations
+
+from trivet.fbs.structs import DType
+from trivet.ir.graph import Module, Value
+from trivet.ir.types import Type
+from trivet.pipeline import Context
+from trivet.schedule import all_graphs, is_kernel
+from trivet.targets.base import find
+
+
+def select_kernels(module: Module, ctx: Context) -> None:
+    """Sets Node.tmp: one u8 value for each piece of scratch that the node's kernel asks for."""
+    targets = find(ctx.target if ctx.target is not None else "cpu")
+    total = 0
+    for entry in module.entries.values():
+        for graph in all_graphs(entry):
+            for node in graph.nodes:
+                if not is_kernel(node):
+                    continue
+                sizes = targets.named(node.delegate or "cpu").scratch(node)
+                node.tmp = []
+                for n in sizes:
+                    entry.counter += 1
+                    v = Value(f"tmp{entry.counter}", Type(DType.u8, (n,)), node, -1)
+                    node.tmp.append(v)
+                total += len(sizes)
+    if total:
+        ctx.report.note("select_kernels", f"{total} kernels with scratch")

@@ -1,0 +1,172 @@
+"""A program as a value: made by export, saved to a file, printed."""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trivet.error import Error
+from trivet.fbs.structs import RegionKind
+from trivet.reader import EntryView, FileView
+from trivet.writer import ProgramSpec, write, write_file
+
+
+class Program:
+    """What export returns. Immutable. `to_bytes` is the file; `save` writes it."""
+
+    def __init__(self, spec: ProgramSpec | None, data: Any = None, report: Any = None) -> None:
+        self._spec, self._data, self.report = spec, data, report
+        self._view: FileView | None = None
+
+    @staticmethod
+    def of(spec: ProgramSpec, report: Any = None) -> Program:
+        """A program fresh from the emitter. report: what the passes noted."""
+        return Program(spec, None, report)
+
+    @staticmethod
+    def read(source: str | os.PathLike[str] | bytes) -> Program:
+        """A program from a file or its bytes, for inspection. trivet.load runs it and verifies it."""
+        data = _aligned(source if isinstance(source, bytes) else Path(source).read_bytes())
+        if bytes(data[4:8]) != b"TRV1":
+            raise Error("this is no trivet program: its identifier is not TRV1", node="" if isinstance(source, bytes) else str(source))
+        return Program(None, data)
+
+    @property
+    def name(self) -> str:
+        return self._spec.name if self._spec is not None else self.view.name
+
+    def to_bytes(self) -> memoryview:
+        """The whole file, read-only, aligned for running in place; made once."""
+        if self._data is None:
+            assert self._spec is not None
+            out = io.BytesIO()
+            write(self._spec, out)
+            self._data = _aligned(out.getbuffer())
+        return self._data  # type: ignore[no-any-return]
+
+    def __bytes__(self) -> bytes:
+        return bytes(self.to_bytes())
+
+    @property
+    def view(self) -> FileView:
+        """The file's tables."""
+        if self._view is None:
+            self._view = FileView(self.to_bytes())
+        return self._view
+
+    def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None, debug: bool = True) -> Path:
+        """Writes the program.
+
+        Args:
+            path: of the file, by custom ending in .trv.
+            weights: None: weights in the same file. A path: weights in a file of their own there. "external": in
+                <path>.weights.
+            debug: with names and source lines; False: without them (smaller; messages name positions only).
+
+        Returns:
+            The path.
+        """
+        target = Path(path)
+        external = None if weights is None else Path(f"{target}.weights" if weights == "external" else weights)
+        if self._spec is None:
+            if external is not None or not debug:
+                raise Error("a program read from a file can only be saved as it is",
+                            remedy="choose weights= and debug= when saving what export returned")  # fmt: skip
+            target.write_bytes(self.to_bytes())
+            return target
+        spec = self._spec
+        if not debug:
+            spec = replace(spec, debug=())
+        if external is not None:
+            spec = replace(spec, segments=[replace(s, external=i == 0) for i, s in enumerate(spec.segments)])
+            if not spec.segments:
+                external = None
+        write_file(spec, target, external)
+        return target
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the program as plain data."""
+        v = self.view
+        return {
+            "name": v.name,
+            "producer": v.producer,
+            "file_bytes": v.size,
+            "segments": [{"bytes": int(s["size"]), "offset": int(s["offset"])} for s in v.segments],
+            "entries": [entry_summary(e) for e in v.entries],
+        }
+
+    def __str__(self) -> str:
+        s = self.summary()
+        lines = [f"program {s['name']} ({s['producer']}), {s['file_bytes']:,} bytes"]
+        for e in s["entries"]:
+            lines += _entry_lines(e)
+        if self.report is not None:
+            for name in ("partition", "assign_layout", "select_kernels", "pack_weights", "order_nodes", "assign_storage"):
+                lines += [f"  {name}: {text}" for text in self.report.notes.get(name, ())]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+def entry_summary(e: EntryView) -> dict[str, Any]:
+    """Figures of one entry."""
+    memory = {}
+    for kind in RegionKind:
+        rows = [r for r in e.regions if r["kind"] == kind]
+        memory[kind.name.rstrip("_")] = sum(int(r["size"]) for r in rows)
+    ops: dict[str, int] = {}
+    delegates: dict[str, int] = {}
+    for c in e.commands:
+        ops[c.op] = ops.get(c.op, 0) + 1
+        if c.delegate:
+            delegates[c.delegate] = delegates.get(c.delegate, 0) + 1
+
+    def slots(ids: list[int], names: int, get: Any) -> list[dict[str, Any]]:
+        from trivet.fbs.structs import DType
+
+        return [{"name": (get(i) or b"").decode() if i < names else "", "dtype": DType(int(e.values[v]["dtype"])).name,
+                 "shape": e.shape(v)} for i, v in enumerate(ids)]  # fmt: skip
+
+    return {
+        "name": e.name,
+        "inputs": slots(e.inputs, e.table.InputNamesLength(), e.table.InputNames),
+        "outputs": slots(e.outputs, e.table.OutputNamesLength(), e.table.OutputNames),
+        "memory": memory,
+        "lower_bound": e.lower_bound,
+        "dynamic_plan": bool(np.any(e.storages["flags"] & 1)),
+        "commands": sum(ops.values()),
+        "steps": len(e.steps),
+        "ops": dict(sorted(ops.items(), key=lambda t: (-t[1], t[0]))),
+        "delegates": delegates,
+    }
+
+
+def _entry_lines(e: dict[str, Any]) -> list[str]:
+    def slot(s: dict[str, Any]) -> str:
+        return f"{s['name']}: {s['dtype']}[{', '.join(s['shape'])}]"
+
+    m = e["memory"]
+    arena, bound = m["arena"], e["lower_bound"]
+    over = f"{100 * (arena / bound - 1):+.1f} %" if bound else ""
+    return [
+        f"entry {e['name']}({', '.join(map(slot, e['inputs']))}) -> {', '.join(map(slot, e['outputs'])) or 'nothing'}",
+        f"  memory: weights {m['const']:,}, state {m['state']:,}, arena {arena:,} bytes (lower bound {bound:,} {over})"
+        + (", planned again for the sizes of a run" if e["dynamic_plan"] else ""),
+        f"  placement: {', '.join(f'{d} {n}' for d, n in e['delegates'].items()) or 'none'}; {e['steps']} steps, "
+        f"{e['commands']} commands: {', '.join(f'{n} {op}' for op, n in e['ops'].items())}",
+    ]
+
+
+def _aligned(data: Any) -> memoryview:
+    """A copy of data that begins at a multiple of 64."""
+    n = len(data)
+    room = np.empty(n + 64, np.uint8)
+    skip = -room.ctypes.data % 64
+    out = room[skip : skip + n]
+    out[:] = np.frombuffer(data, np.uint8)
+    return memoryview(out).toreadonly()

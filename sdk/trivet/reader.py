@@ -1,0 +1,223 @@
+"""What a program file says, for tools: structs as numpy records over the file's bytes, parts taken apart.
+
+The C runtime is what verifies and runs files; here a file is trusted to have been opened by it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trivet.error import Error
+from trivet.fbs import CpuPart, Debug, Program
+from trivet.fbs.structs import STRUCTS, Op, RegionKind, StepKind
+
+Records = np.ndarray[Any, np.dtype[np.void]]
+NONE = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Debug texts of one time."""
+
+    op: str = ""
+    module: str = ""
+    source: str = ""
+    placement: str = ""
+
+    @property
+    def where(self) -> str:
+        return " ".join(t for t in (self.module, f"({self.source})" if self.source else "") if t)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of a CPU part, or a step that has none. inputs, outputs, tmp: value ids (None: not there)."""
+
+    time: int
+    op: str
+    delegate: str
+    inputs: tuple[int | None, ...] = ()
+    outputs: tuple[int, ...] = ()
+    tmp: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Memory in use in one region over time. sums: bytes by time; size: of the region; bound: largest sum."""
+
+    region: int
+    kind: str
+    size: int
+    sums: list[int]
+
+    @property
+    def bound(self) -> int:
+        return max(self.sums, default=0)
+
+
+@dataclass
+class EntryView:
+    """One entry. table: the flatbuffer's reader; the vectors are records of the file's structs."""
+
+    table: Any
+    debug: Any
+    data: Any
+    name: str
+    dims: Records = field(init=False)
+    regions: Records = field(init=False)
+    storages: Records = field(init=False)
+    values: Records = field(init=False)
+    steps: Records = field(init=False)
+
+    def __post_init__(self) -> None:
+        for attr, struct in (("dims", "Dim"), ("regions", "Region"), ("storages", "Storage"), ("values", "Value"),
+                             ("steps", "Step")):  # fmt: skip
+            setattr(self, attr, _records(self.table, attr.capitalize(), struct, self.data))
+
+    @property
+    def times(self) -> int:
+        return int(self.table.Times())
+
+    @property
+    def lower_bound(self) -> int:
+        return int(self.table.LowerBound())
+
+    @cached_property
+    def inputs(self) -> list[int]:
+        return [int(self.table.Inputs(i)) for i in range(self.table.InputsLength())]
+
+    @cached_property
+    def outputs(self) -> list[int]:
+        return [int(self.table.Outputs(i)) for i in range(self.table.OutputsLength())]
+
+    @cached_property
+    def value_names(self) -> list[str]:
+        """By value id; "" where stripped."""
+        n = 0 if self.debug is None else self.debug.ValueNamesLength()
+        return [_text(self.debug.ValueNames(i)) if i < n else "" for i in range(len(self.values))]
+
+    def place(self, time: int) -> Place:
+        """Debug texts of a time, empty where stripped."""
+        if self.debug is None or time >= self.debug.TimesLength():
+            return Place()
+        t = self.debug.Times(time)
+        return Place(*(_text(x) for x in (t.Op(), t.Module(), t.Source(), t.Placement())))
+
+    def parts(self, step: Any) -> list[Any]:
+        """The alternatives of a run step, best first."""
+        return [self.table.Parts(int(step["a"]) + i) for i in range(int(step["count"]))]
+
+    @cached_property
+    def commands(self) -> list[Command]:
+        """Everything that runs, in file order. A step's best alternative counts."""
+        out: list[Command] = []
+        for step in self.steps:
+            if step["kind"] != StepKind.run:
+                value = (int(step["a"]),) if step["kind"] != StepKind.jump else ()
+                out.append(Command(int(step["time"]), StepKind(int(step["kind"])).name, "", value))
+                continue
+            part = self.parts(step)[0]
+            delegate = _text(part.Delegate())
+            if delegate == "cpu" and part.DataLength():
+                out += _cpu_commands(_bytes_of(part, self.data))
+            else:
+                ids = [[int(get(i)) for i in range(n)] for get, n in ((part.Inputs, part.InputsLength()),
+                                                                      (part.Outputs, part.OutputsLength()))]  # fmt: skip
+                out.append(Command(int(step["time"]), "part", delegate, tuple(ids[0]), tuple(ids[1])))
+        return out
+
+    def shape(self, value: int) -> list[str]:
+        """Sizes of a value as text: numbers, or ranges low..high."""
+        v = self.values[value]
+        rows = [self.dims[int(v["dim"][i])] for i in range(int(v["rank"]))]
+        return [str(r["min"]) if r["min"] == r["max"] else f"{r['min']}..{r['max'] if r['max'] < 1 << 61 else ''}"
+                for r in rows]  # fmt: skip
+
+    def live(self) -> Iterator[Live]:
+        """Use of every ARENA region over time (dynamic storages at their bound)."""
+        for r, region in enumerate(self.regions):
+            if region["kind"] != RegionKind.arena:
+                continue
+            delta = np.zeros(self.times + 1, np.int64)
+            mine = self.storages[self.storages["region"] == r]
+            np.add.at(delta, mine["first"], mine["size"].astype(np.int64))
+            np.add.at(delta, np.minimum(mine["last"].astype(np.int64) + 1, self.times), -mine["size"].astype(np.int64))
+            yield Live(r, "arena", int(region["size"]), np.cumsum(delta[:-1]).tolist())
+
+
+class FileView:
+    """A program file."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = memoryview(data)
+        self.program = Program.Program.GetRootAs(self.data, 0)
+        self.segments = _records(self.program, "Segments", "Segment", self.data)
+        debug = None
+        if (i := self.program.DebugSegment()) >= 0 and int(self.segments[i]["file"]) == 0:
+            at, size = int(self.segments[i]["offset"]), int(self.segments[i]["size"])
+            debug = Debug.Debug.GetRootAs(self.data[at : at + size], 0)
+        self.entries = []
+        for k in range(self.program.EntriesLength()):
+            table = self.program.Entries(k)
+            rows = debug.Entries(k) if debug is not None and k < debug.EntriesLength() else None
+            self.entries.append(EntryView(table, rows, self.data, _text(table.Name())))
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @property
+    def name(self) -> str:
+        return _text(self.program.Name())
+
+    @property
+    def producer(self) -> str:
+        return _text(self.program.Producer())
+
+    def entry(self, name: str) -> EntryView:
+        """An entry by name; "" is `forward` or the only one."""
+        for e in self.entries:
+            if e.name == (name or "forward") or (not name and len(self.entries) == 1):
+                return e
+        raise Error(f"no entry {name or 'forward'!r}; the program has {', '.join(e.name for e in self.entries)}")
+
+
+def view_file(path: str | os.PathLike[str]) -> FileView:
+    """Maps a file. Open it with load() first: that verifies it."""
+    with Path(path).open("rb") as f:
+        return FileView(mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _text(x: bytes | None) -> str:
+    return "" if x is None else x.decode("utf-8", "replace")
+
+
+def _records(table: Any, vector: str, struct: str, data: Any) -> Records:
+    """A vector of structs as a numpy view of the file."""
+    n = getattr(table, f"{vector}Length")()
+    if not n:
+        return np.zeros(0, STRUCTS[struct])
+    return np.frombuffer(data, STRUCTS[struct], n, getattr(table, vector)(0)._tab.Pos)
+
+
+def _bytes_of(part: Any, data: Any) -> Any:
+    at = part._tab.Vector(part._tab.Offset(8))  # Part.data
+    return data[at : at + part.DataLength()]
+
+
+def _cpu_commands(data: Any) -> Iterator[Command]:
+    part = CpuPart.CpuPart.GetRootAs(data, 0)
+    args = part.ArgsAsNumpy() if part.ArgsLength() else np.zeros(0, np.uint32)
+    for c in _records(part, "Commands", "Command", data):
+        at, n_in, n_out, n_tmp = (int(c[k]) for k in ("args", "n_in", "n_out", "n_tmp"))
+        ids = [int(a) for a in args[at : at + n_in + n_out + n_tmp]]
+        yield Command(int(c["time"]), Op(int(c["op"])).name, "cpu", tuple(None if a == NONE else a for a in ids[:n_in]),
+                      tuple(ids[n_in : n_in + n_out]), tuple(ids[n_in + n_out :]))  # fmt: skip

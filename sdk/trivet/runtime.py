@@ -1,0 +1,401 @@
+"""Runs programs in the C runtime: load() gives a Net, whose entries are called like the module that was exported."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trivet import arrays, native
+from trivet.arrays import Buffer
+from trivet.error import Error
+from trivet.fbs.structs import DimOp
+from trivet.host import EntryInfo, Host, error_of
+
+
+def load(source: Any, *, weights: Any = None, threads: int = 0, defer_crc: bool = False) -> Net:
+    """Opens a program, verifies it, and makes a first context.
+
+    Args:
+        source: path of a .trv file (mapped, not read), its bytes, or a Program fresh from export.
+        weights: path or bytes of the external weights file, where the program has one.
+        threads: how many threads run a call; 0: as many as the machine has cores.
+        defer_crc: check the weights' checksums when they are first used instead of now (huge files).
+
+    Raises:
+        Error: no such file, a damaged, foreign or newer file, too little memory.
+    """
+    return Net(Host(source, weights, threads, defer_crc))
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The content of a net's state at one moment; for the same program only. data: bytes by region id."""
+
+    data: dict[int, bytes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(d) for d in self.data.values())
+
+
+class Context:
+    """The C side of a Net: sessions of all entries over one state and arena. Held by the Net and its entries."""
+
+    __slots__ = ("host", "lock", "ptr")
+
+    def __init__(self, host: Host) -> None:
+        n = native.library()
+        self.host, self.lock = host, threading.Lock()
+        out, diag = n.ffi.new("trv_context **"), n.ffi.new("trv_diag *")
+        status = n.lib.trv_context_open(host.ptr, native.SESSION_REPLAN, out, diag)
+        if status != native.OK:
+            raise error_of(diag, host, None, status)
+        close = n.lib.trv_context_close
+
+        def free(pointer: Any) -> None:
+            close(pointer)
+            host.leave()
+
+        host.enter()
+        self.ptr: Any = n.ffi.gc(out[0], free)
+
+    def open(self) -> Any:
+        """The trv_context.
+
+        Raises:
+            Error: closed.
+        """
+        if self.ptr is None:
+            raise Error("the net is closed", remedy="load the program again")
+        return self.ptr
+
+    def session(self, index: int) -> Any:
+        """The trv_session of an entry."""
+        return native.library().lib.trv_context_session(self.open(), index)
+
+    def states(self) -> Iterator[tuple[int, Any]]:
+        """(id, trv_buf) of every state region, once."""
+        seen: set[int] = set()
+        for info in self.host.entries:
+            view = native.library().lib.trv_session_view(self.session(info.index))
+            for region, i in info.states:
+                if i not in seen and view.regions[region].size:
+                    seen.add(i)
+                    yield i, view.regions[region]
+
+
+class Net:
+    """A context of a program: its own state and memory. Calls of one Net take turns; threads that want to run at the same
+    time use one session() each. Made by load().
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._context = Context(host)
+        self._entries = {info.name: Entry(self._context, info) for info in host.entries}
+
+    # -- calling
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the entry `forward`, or the only one."""
+        return self._default()(*args, **kwargs)
+
+    def _default(self) -> Entry:
+        entry = self._entries.get("forward")
+        if entry is not None:
+            return entry
+        if len(self._entries) != 1:
+            raise Error(f"the program has the entries {', '.join(self._entries)}: name the one to run",
+                        remedy=f"net.{next(iter(self._entries))}(...)")  # fmt: skip
+        return next(iter(self._entries.values()))
+
+    def entry(self, name: str) -> Entry:
+        """An entry by name.
+
+        Raises:
+            Error: no such entry.
+        """
+        if name not in self._entries:
+            raise Error(f"no entry {name!r}; the program has {', '.join(self._entries)}")
+        return self._entries[name]
+
+    def __getattr__(self, name: str) -> Entry:
+        entries: dict[str, Entry] = self.__dict__.get("_entries", {})
+        if name in entries:
+            return entries[name]
+        raise AttributeError(f"Net has no attribute or entry {name!r}; entries: {', '.join(entries)}")
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """Entries by name."""
+        return dict(self._entries)
+
+    # -- contexts and state
+    def session(self) -> Net:
+        """Another context of the same program: weights shared, state and memory its own, state at its first values."""
+        self._context.open()
+        return Net(self._context.host)
+
+    def fork(self) -> Net:
+        """Another context that goes on from this one's present state."""
+        other = self.session()
+        other.restore(self.snapshot())
+        return other
+
+    def reset(self) -> None:
+        """State back to its first values."""
+        lib = native.library().lib
+        with self._context.lock:
+            status = lib.trv_context_reset(self._context.open())
+        if status != native.OK:
+            raise Error(native.text(lib.trv_status_text(status)), node=self._context.host.name)
+
+    def snapshot(self) -> Snapshot:
+        """A copy of the state."""
+        ffi = native.library().ffi
+        with self._context.lock:
+            return Snapshot({i: bytes(ffi.buffer(b.host, b.size)) for i, b in self._context.states()})
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """The state as it was at a snapshot, also one of another context of this program.
+
+        Raises:
+            Error: a snapshot of another program.
+        """
+        ffi = native.library().ffi
+        with self._context.lock:
+            states = list(self._context.states())
+            have, want = {i: len(d) for i, d in snapshot.data.items()}, {i: int(b.size) for i, b in states}
+            if have != want:
+                raise Error(f"a snapshot of {sum(want.values())} bytes in {len(want)} regions expected, got "
+                            f"{sum(have.values())} bytes in {len(have)}: it is of another program")  # fmt: skip
+            for i, b in states:
+                ffi.memmove(b.host, snapshot.data[i], b.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this context holds: arenas, state, sessions; the weights are not in it."""
+        return int(native.library().lib.trv_context_bytes(self._context.open()))
+
+    # -- life
+    def close(self) -> None:
+        """Frees the context now instead of with the last reference, and the program with its last context. Results stay
+        valid. Again: does nothing.
+        """
+        with self._context.lock:
+            pointer, self._context.ptr = self._context.ptr, None
+            if pointer is not None:
+                native.library().ffi.release(pointer)
+
+    def __enter__(self) -> Net:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise Error("a Net cannot be pickled or copied: it holds memory of this process",
+                    remedy="send the path and load() it there, or use net.session(), net.fork()")  # fmt: skip
+
+    def __copy__(self) -> Any:
+        return self.__reduce__()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.__reduce__()
+
+    def __repr__(self) -> str:
+        closed = " (closed)" if self._context.ptr is None else ""
+        lines = [f"Net {os.path.basename(self._context.host.name)}{closed}"]
+        return "\n".join([*lines, *(f"  {e}" for e in self._entries.values())])
+
+
+class Entry:
+    """One callable method of a net. inputs, outputs: its slots."""
+
+    def __init__(self, context: Context, info: EntryInfo) -> None:
+        ffi = native.library().ffi
+        self._context, self.info = context, info
+        self.name, self.inputs, self.outputs = info.name, tuple(info.inputs), tuple(info.outputs)
+        self._session = context.session(info.index)
+        self._dims = [ffi.new("int64_t[8]") for _ in self.inputs]
+        self._buf = ffi.new("trv_buf *")
+        self._shapes: list[tuple[int, ...]] | None = None  # of the last inputs: sizes of outputs are known for them
+        self._out_shapes: list[tuple[int, ...] | None] = [s.low if s.static else None for s in self.outputs]
+        self._dynamic = [s.index for s in self.outputs if not s.static]
+        self._late = {i for i in self._dynamic if self._data_dependent(i)}
+        sig = info.signature
+        self._takes_out = "out" in sig.kwargs["k"] or "out" in sig.names
+        self._plain_args = sig.args["c"] == [{"kind": "tensor", "index": s.index} for s in self.inputs]
+        self._plain_result = sig.result == {"kind": "tensor", "index": 0}
+        self._numbers = {leaf["index"] for leaf in _leaves(sig.result) if leaf["kind"] in ("int", "float", "bool")}
+
+    def __str__(self) -> str:
+        given, made = ", ".join(str(s) for s in self.inputs), ", ".join(str(s) for s in self.outputs)
+        return f"{self.name}({given}) -> ({made})"
+
+    __repr__ = __str__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs it with the arguments of the exported module.
+
+        out= (unless the module has an argument of that name): an array, or a list with one per output slot (None: fresh
+        memory), that the results are written to.
+
+        Raises:
+            Error: arguments that do not fit, naming the argument, what was expected and what came.
+        """
+        out = kwargs.pop("out") if "out" in kwargs and not self._takes_out else None
+        if self._plain_args and not kwargs and len(args) == len(self.inputs):
+            values: Sequence[Any] = args
+        else:
+            values = self.info.signature.flatten_inputs(args, kwargs)
+        results = self.run(values, out=out)
+        for i in self._numbers:
+            results[i] = results[i].item()
+        return results[0] if self._plain_result else self.info.signature.unflatten_outputs(results)
+
+    def run(self, values: Sequence[Any], *, out: Any = None) -> list[Any]:
+        """As a call, on flat lists: one value per input slot, one result per output slot."""
+        with self._context.lock:
+            bound = self.bind(values, out=out)
+            self.execute()
+            return self.results(bound)
+
+    # -- pieces of a run, for tools that repeat one; the caller sees to it that nobody else runs this net meanwhile
+    def bind(self, values: Sequence[Any], *, out: Any = None) -> Bound:
+        """Checks and binds inputs and memory for the outputs. What it returns must live while execute() runs."""
+        if len(values) != len(self.inputs):
+            raise Error(f"{len(self.inputs)} inputs expected, got {len(values)}", node=f"entry {self.name!r}")
+        inputs = [arrays.accept(x, s) for x, s in zip(values, self.inputs, strict=True)]
+        container = _container(inputs)
+        outs = self._listed(out)
+        arrays.check_outputs([s for s, o in zip(self.outputs, outs, strict=True) if o is None], container)
+        context = self._context.open()
+        self._bind_inputs(inputs)
+        shapes = [b.shape for b in inputs]
+        if self._dynamic and shapes != self._shapes:
+            self._plan(context)
+            self._shapes = shapes
+        made = [None if shape is None else arrays.allocate(container, slot.dtype, shape) if o is None
+                else arrays.accept_out(o, slot, shape)
+                for slot, o, shape in zip(self.outputs, outs, self._out_shapes, strict=True)]  # fmt: skip
+        if out is not None:
+            arrays.check_overlap(inputs, [(i, b) for i, b in enumerate(made) if b and outs[i] is not None])
+        self._bind_outputs(made)
+        return Bound(inputs, made, outs, container)
+
+    def execute(self) -> None:
+        """Runs the entry on what is bound."""
+        status = native.library().lib.trv_context_run(self._context.open(), self.info.index)
+        if status != native.OK:
+            self._fail(status)
+
+    def results(self, bound: Bound) -> list[Any]:
+        """The outputs of the last execute()."""
+        return [self._late_output(i, bound.container, bound.outs[i]) if b is None else b.keep
+                for i, b in enumerate(bound.made)]  # fmt: skip
+
+    def _listed(self, out: Any) -> list[Any]:
+        if out is None:
+            return [None] * len(self.outputs)
+        outs = list(out) if isinstance(out, (list, tuple)) else [out]
+        if len(outs) != len(self.outputs):
+            raise Error(f"out=: {len(self.outputs)} arrays expected, got {len(outs)}", node=f"entry {self.name!r}")
+        return outs
+
+    def _bind_inputs(self, inputs: Sequence[Buffer]) -> None:
+        n, buf = native.library(), self._buf
+        bind, cast = n.lib.trv_session_bind_input, n.ffi.cast
+        for slot, b, dims in zip(self.inputs, inputs, self._dims, strict=True):
+            buf.host, buf.size = cast("uint8_t *", b.address), b.nbytes
+            for axis, size in enumerate(b.shape):
+                dims[axis] = size
+            status = bind(self._session, slot.index, slot.code, len(b.shape), dims, buf[0])
+            if status != native.OK:
+                self._fail(status)
+
+    def _bind_outputs(self, results: Sequence[Buffer | None]) -> None:
+        n, buf = native.library(), self._buf
+        for i, b in enumerate(results):
+            if b is not None:
+                buf.host, buf.size = n.ffi.cast("uint8_t *", b.address), b.nbytes
+                status = n.lib.trv_session_bind_output(self._session, i, buf[0])
+                if status != native.OK:
+                    self._fail(status)
+
+    def _plan(self, context: Any) -> None:
+        """Sizes of outputs for the inputs bound. Buffers of the last call may be too small for them: unbound first."""
+        n, buf = native.library(), self._buf
+        self._shapes = None
+        buf.host, buf.size = n.ffi.NULL, 0
+        for i in self._dynamic:
+            status = n.lib.trv_session_bind_output(self._session, i, buf[0])
+            if status != native.OK:
+                self._fail(status)
+        status = n.lib.trv_context_plan(context, self.info.index)
+        if status != native.OK:
+            self._fail(status)
+        for i in self._dynamic:
+            if i not in self._late:
+                self._out_shapes[i] = self._shape(i)
+
+    def _shape(self, i: int) -> tuple[int, ...]:
+        t = native.library().lib.trv_session_output(self._session, i)
+        return tuple(int(t.dim[d]) for d in range(t.rank))
+
+    def _late_output(self, i: int, container: str, out: Any) -> Any:
+        """An output whose size the run itself found: copied out of the arena."""
+        ffi, lib = native.library().ffi, native.library().lib
+        slot, t, shape = self.outputs[i], lib.trv_session_output(self._session, i), self._shape(i)
+        made = arrays.allocate(container, slot.dtype, shape) if out is None else arrays.accept_out(out, slot, shape)
+        if made.nbytes:
+            ffi.memmove(ffi.cast("uint8_t *", made.address), t.data, made.nbytes)
+        return made.keep
+
+    def _data_dependent(self, i: int) -> bool:
+        """Whether a kernel writes a size of output i while the entry runs."""
+        view = native.library().lib.trv_session_view(self._session)
+        value = view.values[self.outputs[i].value]
+        rows, seen = {int(value.dim[d]) for d in range(value.rank)}, set[int]()
+        while rows:
+            row = rows.pop()
+            d = view.dim_table[row]
+            if d.op == DimOp.data:
+                return True
+            if d.op not in (DimOp.const_, DimOp.input) and row not in seen:
+                rows |= {int(d.a), int(d.b)}
+            seen.add(row)
+        return False
+
+    def _fail(self, status: int) -> None:
+        self._shapes = None
+        diag = native.library().lib.trv_session_diag(self._session)
+        raise error_of(diag, self._context.host, self.info, status)
+
+
+@dataclass(slots=True)
+class Bound:
+    """Memory of one run. made: of the outputs, None where the run finds the size; outs: what the caller gave for them."""
+
+    inputs: list[Buffer]
+    made: list[Buffer | None]
+    outs: list[Any]
+    container: str
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    if "kind" in tree:
+        yield tree
+    else:
+        for child in tree["c"]:
+            yield from _leaves(child)
+
+
+def _container(inputs: Sequence[Buffer]) -> str:
+    """What the results are: as the inputs; without any, torch when the process uses it."""
+    kinds = {b.container for b in inputs}
+    for kind in ("torch", "numpy"):
+        if kind in kinds:
+            return kind
+    return "torch" if arrays.torch_module() is not None else "numpy"

@@ -1,0 +1,28 @@
+"""Small cases modelled on public bug reports (cases.py): eager result or the stated refusal, each in a process of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import cases as C  # noqa: E402
+from common import run_all  # noqa: E402
+
+IDS = [c.id for c in C.CASES.values() if c.kind not in ("quant", "runtime")]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, object]:
+    return dict(run_all("run_cases:one", IDS, 120))
+
+
+@pytest.mark.parametrize("id", IDS)
+def test_case(id: str, outcomes: dict[str, object]) -> None:
+    outcome = outcomes[id]
+    assert outcome.ok, outcome.text  # type: ignore[attr-defined]
+    assert "does not outlive" not in outcome.text  # type: ignore[attr-defined]
