@@ -1,4 +1,7 @@
 # What an application finds after `cmake --install`: headers, libraries, trv_run, find_package(trivet), pkg-config.
+if(SKBUILD) # the wheel: where trivet/native.py looks, on every distribution
+  set(CMAKE_INSTALL_LIBDIR lib)
+endif()
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -30,5 +33,6 @@ set(TRIVET_PC_LIBS "-lm")
 if(TRIVET_HOST)
   string(APPEND TRIVET_PC_LIBS " ${CMAKE_THREAD_LIBS_INIT}")
 endif()
+file(RELATIVE_PATH TRIVET_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(cmake/trivet.pc.in trivet.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/trivet.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -37,6 +37,21 @@ static void join_pixels(trvk_conv_geo *g) {
   }
 }
 
+/* A last axis of size 1 that does nothing goes first: rows then run along an axis with work. */
+static void drop_trivial(trvk_conv_geo *g) {
+  for (int n = 0; n < 2 && g->in[2] == 1 && g->out[2] == 1 && g->kernel[2] == 1 && g->pad[2] == 0; n++) {
+    trv_dim *const sizes[6] = {g->in, g->out, g->kernel, g->stride, g->pad, g->dilation};
+    trv_dim *const steps[4] = {g->xs + 2, g->ys + 2, g->rs + 2, g->ws + 2};
+    for (int i = 0; i < 10; i++) {
+      trv_dim *v = i < 6 ? sizes[i] : steps[i - 6];
+      const trv_dim last = v[2];
+      v[2] = v[1];
+      v[1] = v[0];
+      v[0] = last;
+    }
+  }
+}
+
 const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t *expected, int64_t *got) {
   const trvf_conv_attrs *a = call->attrs;
   const trv_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0];
@@ -108,6 +123,13 @@ const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t 
   strides5(y, g->ys);
   strides5(res, g->rs);
   g->bias_step = bias ? bias->stride[0] : 0;
+  drop_trivial(g);
+  if (a->packed) {
+    const trv_dim r = trvk_conv_merge(g->groups, g->cg, g->og);
+    g->groups /= r;
+    g->cg *= r;
+    g->og *= r;
+  }
   if (trvk_count(y) > 0) join_pixels(g);
   return NULL;
 }

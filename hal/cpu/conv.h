@@ -16,7 +16,16 @@ typedef struct trvk_conv_geo {
 /* One channel per group, in and out alike or with a multiplier: packed as [taps][channels], not in panels. */
 static inline int trvk_conv_is_depthwise(trv_dim groups, trv_dim cg) { return groups > 1 && cg == 1; }
 
-/* Floats of the packed weight, 0 when that overflows. Panels of one group: [og / 16][taps][cg][16]. */
+/* How many narrow groups share a panel of a packed weight, as one group with zeros between what does not belong together. */
+static inline trv_dim trvk_conv_merge(trv_dim groups, trv_dim cg, trv_dim og) {
+  trv_dim best = 1;
+  if (trvk_conv_is_depthwise(groups, cg)) return 1;
+  for (trv_dim r = 2; r * og <= TRVK_PANEL && r <= groups; r++)
+    if (groups % r == 0) best = r;
+  return best;
+}
+
+/* Floats of the packed weight, 0 when that overflows. Panels of one (merged) group: [og / 16][taps][cg][16]. */
 size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps);
 
 /* NULL, or what does not fit. */

@@ -8,6 +8,8 @@
 
 static const float zeros[TRVK_KC];
 
+#define TRVK_PIECES 32 /* pieces of a row of A */
+
 typedef struct pixel {
   trv_dim at, i[3]; /* offset of the image in x; the window's origin along d, h, w */
 } pixel;
@@ -21,12 +23,14 @@ typedef struct state {
   trvk_phase phase;
   trv_dim group, count, mr;                  /* of the present block */
   trv_dim tap0, taps, c0, kc, filled;        /* the present pass; filled: pass number that rows hold, -1 none */
+  trv_dim pieces;                            /* of a row of A, 0: not in pieces */
+  int planes;                                /* a piece is of one channel */
   trv_dim rows, taps_most, kc_most;
   trvk_epi epi;
   trvk_row row[TRVK_ROWS];
   pixel px[TRVK_ROWS];
   const float *ptr[TRVK_ROWS * TRVK_TAPS];
-  const float *b[TRVK_TAPS];
+  const float *b[TRVK_PIECES > TRVK_TAPS ? TRVK_PIECES : TRVK_TAPS];
   float acc[TRVK_ROWS * TRVK_STRIP];
   float gather[TRVK_GATHER];
   float b_pack[TRVK_GATHER];
@@ -96,12 +100,89 @@ static void rows_in_place(state *s) {
   }
 }
 
+/* Few channels: A in pieces, rows of the kernel that lie in one piece of the input (all channels of a row, or a row of
+ * one channel's plane). A piece across the border is copied, with zeros; others are read in place. */
+static void rows_in_pieces(state *s) {
+  const trvk_conv_geo *g = s->g;
+  const trvk_phase *p = &s->phase;
+  const trv_dim kw = g->kernel[2], cg = g->cg, per_row = s->planes ? cg : 1, kc = s->planes ? kw : kw * cg;
+  const trv_dim rows = g->kernel[0] * g->kernel[1];
+  for (trv_dim m = 0, tile = 0; m < s->count; m++) {
+    const pixel *px = &s->px[m];
+    const trv_dim w0 = px->i[2];
+    if (m - tile == s->mr) tile = m;
+    const int inner = w0 >= 0 && w0 + (kw - 1) * p->reach[2] < g->in[2];
+    const float **to = s->ptr + tile * s->pieces + (m - tile);
+    float *copy = s->gather + m * kw * cg * rows;
+    trv_dim d = px->i[0], h = px->i[1], kh = 0;
+    for (trv_dim k = 0; k < rows; k++) {
+      const int outside = d < 0 || d >= g->in[0] || h < 0 || h >= g->in[1];
+      const trv_dim at = px->at + d * g->xs[2] + h * g->xs[3] + w0 * g->xs[4];
+      const float *x = (const float *)(const void *)s->x;
+      for (trv_dim c = 0; c < per_row; c++, to += s->mr, copy += kc) {
+        if (outside) {
+          *to = zeros;
+        } else if (inner) {
+          *to = x + at + c * g->xs[1];
+        } else {
+          for (trv_dim i = 0; i < kc; i++) {
+            const trv_dim w = w0 + (s->planes ? i : i / cg) * p->reach[2];
+            copy[i] = w >= 0 && w < g->in[2] ? x[at + c * g->xs[1] + i] : 0.0f;
+          }
+          *to = copy;
+        }
+      }
+      h += p->reach[1];
+      if (++kh == g->kernel[1]) {
+        kh = 0;
+        h = px->i[1];
+        d += p->reach[0];
+      }
+    }
+  }
+}
+
+/* The same copy as below when the pass holds whole kernels of float32. */
+static void gather_kernels(state *s) {
+  const trvk_conv_geo *g = s->g;
+  const trvk_phase *p = &s->phase;
+  const trv_dim kw = g->kernel[2], cg = g->cg, reach = p->reach[2], c_step = g->xs[1], w_step = g->xs[4];
+  const trv_dim rows = g->kernel[0] * g->kernel[1];
+  float *to = s->gather;
+  for (trv_dim m = 0; m < s->count; m++) {
+    const pixel *px = &s->px[m];
+    const trv_dim w0 = px->i[2], w1 = w0 + (kw - 1) * reach;
+    const int inner = (w0 < w1 ? w0 : w1) >= 0 && (w0 < w1 ? w1 : w0) < g->in[2];
+    trv_dim d = px->i[0], h = px->i[1], kh = 0;
+    for (trv_dim k = 0; k < rows; k++, to += kw * cg, h += p->reach[1], kh++) {
+      if (kh == g->kernel[1]) {
+        kh = 0;
+        h = px->i[1];
+        d += p->reach[0];
+      }
+      if (d < 0 || d >= g->in[0] || h < 0 || h >= g->in[1]) {
+        for (trv_dim i = 0; i < kw * cg; i++) to[i] = 0.0f;
+        continue;
+      }
+      const trv_dim at = px->at + d * g->xs[2] + h * g->xs[3];
+      const float *x = (const float *)(const void *)s->x;
+      for (trv_dim c = 0; c < cg; c++)
+        for (trv_dim i = 0; i < kw; i++) {
+          const trv_dim w = w0 + i * reach;
+          to[i * cg + c] = inner || (w >= 0 && w < g->in[2]) ? x[at + w * w_step + c * c_step] : 0.0f;
+        }
+    }
+  }
+}
+
 /* Copies what the pass reads, as [row][tap][channel]. */
 static void rows_gather(state *s) {
   const trvk_conv_geo *g = s->g;
   const trv_dim run = s->taps * s->kc, c_step = g->xs[1];
   const size_t size = trv_dtype_size(s->dtype);
-  for (trv_dim t = 0; t < s->taps; t++) {
+  const int kernels = s->merged && s->dtype == TRV_DTYPE_F32 && s->taps == g->taps && s->kc == g->cg;
+  if (kernels) gather_kernels(s);
+  for (trv_dim t = 0; t < (kernels ? 0 : s->taps); t++) {
     trv_dim delta[3], at;
     tap_at(s, s->tap0 + t, delta);
     for (trv_dim m = 0; m < s->count; m++) {
@@ -136,6 +217,11 @@ static void set_b(state *s, trv_dim col, trv_dim n, trvk_block *k) {
                      (s->group * trvk_panels(g->og) + col / TRVK_PANEL) * per_panel + s->c0 * TRVK_PANEL;
     for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
       s->b[t] = w + tap_at(s, s->tap0 + t, delta) * g->cg * TRVK_PANEL;
+    for (trv_dim t = 0; t < s->pieces; t++) {
+      const trv_dim row = s->planes ? t / g->cg * g->kernel[2] * g->cg + t % g->cg : t * g->kernel[2] * g->cg;
+      s->b[t] = w + row * TRVK_PANEL;
+    }
+    if (s->pieces && s->planes) k->bk = g->cg * TRVK_PANEL;
     k->bp = per_panel;
     return;
   }
@@ -163,6 +249,8 @@ static trv_dim block_rows(const trvk_conv_geo *g, int in_place) {
     k = k > TRVK_GATHER / taps ? TRVK_GATHER : k * taps;
   }
   trv_dim rows = TRVK_GATHER / (k > 0 ? k : 1);
+  const trv_dim pieces = g->cg * g->kernel[0] * g->kernel[1]; /* at most */
+  if (pieces <= TRVK_PIECES && rows > TRVK_ROWS * TRVK_TAPS / pieces) rows = TRVK_ROWS * TRVK_TAPS / pieces;
   const trv_dim least = (g->og > 256 ? 1 : 4) * TRVK_MR_MAX;
   if (rows < least) rows = least;
   if (rows > TRVK_ROWS) rows = TRVK_ROWS;
@@ -179,6 +267,16 @@ static void choose(state *s) {
   s->kc_most = s->in_place ? TRVK_KC : TRVK_GATHER / s->rows;
   if (!s->packed && s->kc_most > b_most) s->kc_most = b_most;
   s->taps_most = s->merged ? s->kc_most : TRVK_TAPS;
+  /* Pieces: where the pass has all of K. */
+  const trv_dim rows = g->kernel[0] * g->kernel[1];
+  const int last = g->cg == 1 || (g->xs[1] == 1 && p->reach[2] * g->xs[4] == g->cg);
+  s->pieces = 0;
+  s->planes = !last || g->cg == 1;
+  if (s->merged && s->packed && s->dtype == TRV_DTYPE_F32 && taps * g->cg <= s->kc_most && p->reach[2] > 0 &&
+      (s->planes ? p->reach[2] * g->xs[4] == 1 : last)) {
+    s->pieces = s->planes ? rows * g->cg : rows;
+    if (s->pieces > TRVK_PIECES || s->pieces * s->rows > TRVK_ROWS * TRVK_TAPS) s->pieces = 0;
+  }
 }
 
 static void unit(state *s, trv_dim col, trv_dim n, const float *bias) {
@@ -212,12 +310,17 @@ static void unit(state *s, trv_dim col, trv_dim n, const float *bias) {
     k.last = s->taps == 0 || (s->tap0 + s->taps >= taps && s->c0 + s->kc >= g->cg);
     if (s->filled != pass && s->taps > 0) {
       if (s->in_place) rows_in_place(s);
+      else if (s->pieces) rows_in_pieces(s);
       else rows_gather(s);
       s->filled = pass;
     }
     if (s->taps > 0) set_b(s, col, n, &k);
     k.taps = s->merged && s->taps > 0 ? 1 : s->taps;
     k.kc = s->merged ? s->taps * s->kc : s->kc;
+    if (s->pieces && s->taps > 0) {
+      k.taps = s->pieces;
+      k.kc = s->planes ? g->kernel[2] : g->kernel[2] * g->cg;
+    }
     trvk_block_run(&k, col, n, 0);
     s->c0 += s->kc;
     if (s->c0 >= g->cg) {

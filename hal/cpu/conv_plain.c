@@ -20,7 +20,7 @@ typedef struct place {
   trv_dim n, o, j[2];
 } place;
 
-#define SUMS(name, T, LOAD)                                                                                    \
+#define SUMS(name, T, LOAD, OWN)                                                                                    \
   static void name(const trvk_call *call, const trvk_conv_geo *g, const place *pl, trv_dim from, trv_dim n, T *sum) { \
     const trvk_phase *p = &pl->p;                                                                              \
     const uint8_t *x = call->in[0].data, *w = call->in[1].data;                                                \
@@ -44,17 +44,21 @@ typedef struct place {
                              (p->t0[1] + kh * p->t_step[1]) * g->ws[3] + (p->t0[2] + kw * p->t_step[2]) * g->ws[4]; \
           const trv_dim tx = pl->n * g->xs[0] + d * g->xs[2] + h * g->xs[3] + (lo * m + b) * g->xs[4];         \
           for (trv_dim c = 0; c < g->cg; c++) {                                                                \
-            T v[COLS], f;                                                                                      \
-            LOAD(&f, trvk_at(w, dtype, tw + c * g->ws[1]), dtype, 1, 1);                                       \
-            LOAD(v, trvk_at(x, dtype, tx + (c0 + c) * g->xs[1]), dtype, m * g->xs[4], hi - lo);                \
+            T copy[COLS], f;                                                                                   \
+            const uint8_t *from_x = trvk_at(x, dtype, tx + (c0 + c) * g->xs[1]);                               \
+            const T *v = copy;                                                                                 \
+            if (dtype == OWN) f = ((const T *)(const void *)w)[tw + c * g->ws[1]];                             \
+            else LOAD(&f, trvk_at(w, dtype, tw + c * g->ws[1]), dtype, 1, 1);                                  \
+            if (dtype == OWN && m * g->xs[4] == 1) v = (const T *)(const void *)from_x;                        \
+            else LOAD(copy, from_x, dtype, m * g->xs[4], hi - lo);                                             \
             T *to = sum + (lo - from);                                                                         \
             for (trv_dim i = 0; i < hi - lo; i++) to[i] += f * v[i];                                           \
           }                                                                                                    \
         }                                                                                                      \
       }                                                                                                        \
   }
-SUMS(sums32, float, trvk_row_load)
-SUMS(sums64, double, trvk_row_load64)
+SUMS(sums32, float, trvk_row_load, TRV_DTYPE_F32)
+SUMS(sums64, double, trvk_row_load64, TRV_DTYPE_F64)
 
 void trvk_conv_plain_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile, const trvk_gemm *gemm) {
   const trv_tensor *bias = trvk_opt(call, 2);

@@ -1,7 +1,8 @@
 /* convert.h - rows of elements of any dtype to and from the few types that kernels compute in.
  *
- * The five working types: bool as uint8_t 0/1; u8 i8 i16 i32 as int32_t; i64 as int64_t; f16 bf16 f32 as float; f64 as
- * double. Strides are in elements. A block is rows * cols elements, written or read densely on the working side.
+ * The five working types: bool as uint8_t 0/1; u8 i8 i16 i32 as int32_t; i64 as int64_t; f16 bf16
+ * f32 as float; f64 as double. Strides are in elements. A block is rows * cols elements, written or
+ * read densely on the working side.
  */
 #ifndef TRVK_CONVERT_H
 #define TRVK_CONVERT_H
@@ -11,9 +12,9 @@
 enum { TRVK_WORK_BOOL, TRVK_WORK_I32, TRVK_WORK_I64, TRVK_WORK_F32, TRVK_WORK_F64 };
 
 static inline uint32_t trvk_work(uint32_t dtype) {
-  static const uint8_t work[TRV_DTYPE_COUNT] = {TRVK_WORK_BOOL, TRVK_WORK_BOOL, TRVK_WORK_I32, TRVK_WORK_I32,
-                                                TRVK_WORK_I32,  TRVK_WORK_I32,  TRVK_WORK_I64, TRVK_WORK_F32,
-                                                TRVK_WORK_F32,  TRVK_WORK_F32,  TRVK_WORK_F64};
+  static const uint8_t work[TRV_DTYPE_COUNT] = {
+      TRVK_WORK_BOOL, TRVK_WORK_BOOL, TRVK_WORK_I32, TRVK_WORK_I32, TRVK_WORK_I32, TRVK_WORK_I32,
+      TRVK_WORK_I64,  TRVK_WORK_F32,  TRVK_WORK_F32, TRVK_WORK_F32, TRVK_WORK_F64};
   return work[dtype];
 }
 static inline size_t trvk_work_size(uint32_t work) {
@@ -21,52 +22,64 @@ static inline size_t trvk_work_size(uint32_t work) {
 }
 /* Is an element in memory already in its working type? */
 static inline int trvk_native(uint32_t dtype) {
-  return dtype == TRV_DTYPE_BOOL || dtype == TRV_DTYPE_I32 || dtype == TRV_DTYPE_I64 || dtype == TRV_DTYPE_F32 ||
-         dtype == TRV_DTYPE_F64;
+  return dtype == TRV_DTYPE_BOOL || dtype == TRV_DTYPE_I32 || dtype == TRV_DTYPE_I64 ||
+         dtype == TRV_DTYPE_F32 || dtype == TRV_DTYPE_F64;
 }
 
 /* Memory to working type of dtype. */
-void trvk_load(void *dst, const uint8_t *src, uint32_t dtype, trv_dim rows, trv_dim row_stride, trv_dim cols,
-               trv_dim col_stride);
+void trvk_load(void* dst, const uint8_t* src, uint32_t dtype, trv_dim rows, trv_dim row_stride,
+               trv_dim cols, trv_dim col_stride);
 /* Working type of dtype to memory (integers wrap, f16 and bf16 are rounded to nearest even). */
-void trvk_store(uint8_t *dst, const void *src, uint32_t dtype, trv_dim rows, trv_dim row_stride, trv_dim cols,
-                trv_dim col_stride);
-/* Between working types, dense: from the working type of dtype `from` to that of dtype `to`, wrapped or rounded to it. */
-void trvk_cast(void *dst, uint32_t to, const void *src, uint32_t from, trv_dim n);
+void trvk_store(uint8_t* dst, const void* src, uint32_t dtype, trv_dim rows, trv_dim row_stride,
+                trv_dim cols, trv_dim col_stride);
+/* Between working types, dense: from the working type of dtype `from` to that of dtype `to`,
+ * wrapped or rounded to it. */
+void trvk_cast(void* dst, uint32_t to, const void* src, uint32_t from, trv_dim n);
 /* Wraps or rounds dense working values to dtype, in place. */
-void trvk_narrow(void *values, uint32_t dtype, trv_dim n);
+void trvk_narrow(void* values, uint32_t dtype, trv_dim n);
 
-/* Any dtype but f64 and i64 to float, as torch converts; any dtype to double; integers and bool to int64. One row. */
-void trvk_load_f32(float *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n);
-void trvk_load_f64(double *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n);
-void trvk_load_i64(int64_t *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n);
+/* Any dtype but f64 and i64 to float, as torch converts; any dtype to double; integers and bool to
+ * int64. One row. */
+void trvk_load_f32(float* dst, const uint8_t* src, uint32_t dtype, trv_dim stride, trv_dim n);
+void trvk_load_f64(double* dst, const uint8_t* src, uint32_t dtype, trv_dim stride, trv_dim n);
+void trvk_load_i64(int64_t* dst, const uint8_t* src, uint32_t dtype, trv_dim stride, trv_dim n);
 /* One row of floats to f16, bf16 or f32; of int64 to any integer dtype or bool. */
-void trvk_store_f32(uint8_t *dst, const float *src, uint32_t dtype, trv_dim stride, trv_dim n);
-void trvk_store_i64(uint8_t *dst, const int64_t *src, uint32_t dtype, trv_dim stride, trv_dim n);
+void trvk_store_f32(uint8_t* dst, const float* src, uint32_t dtype, trv_dim stride, trv_dim n);
+void trvk_store_i64(uint8_t* dst, const int64_t* src, uint32_t dtype, trv_dim stride, trv_dim n);
 
-/* An index value (i32, i64 and smaller integers) at position p (elements). */
-static inline int64_t trvk_index_at(const trv_tensor *t, trv_dim p) {
-  const uint8_t *d = t->data;
-  switch (t->dtype) {
-    case TRV_DTYPE_I64: return ((const int64_t *)(const void *)d)[p];
-    case TRV_DTYPE_I32: return ((const int32_t *)(const void *)d)[p];
-    case TRV_DTYPE_I16: return ((const int16_t *)(const void *)d)[p];
-    case TRV_DTYPE_I8: return ((const int8_t *)(const void *)d)[p];
-    default: return d[p];
+/* n indices from position p (elements) on: negative ones counted from the end, bad ones replaced by
+ * 0. Returns 1 if there were any bad ones. */
+static inline int trvk_load_indices(int64_t* at, const trv_tensor* index, trv_dim p, trv_dim step,
+                                    trv_dim n, int64_t size) {
+  int bad = 0;
+  trvk_load_i64(at, index->data + p * (trv_dim)trv_dtype_size(index->dtype), index->dtype, step, n);
+  for (trv_dim i = 0; i < n; i++) {
+    const int64_t v = at[i] < 0 ? at[i] + size : at[i];
+    const int outside = v < 0 || v >= size;
+    at[i] = outside ? 0 : v;
+    bad |= outside;
   }
+  return bad;
 }
 
 /* Conversions without branches, for loops that vectorise. */
 static inline float trvk_half_to_float(uint16_t h) {
   const uint32_t man = h & 1023u, exp = h & 0x7C00u, sign = (uint32_t)(h & 0x8000u) << 16;
-  union { uint32_t u; float f; } small, v;
+  union {
+    uint32_t u;
+    float f;
+  } small, v;
   small.f = (float)(int32_t)man * 5.9604644775390625e-8f;
-  const uint32_t normal = ((uint32_t)(h & 0x7FFFu) << 13) + (exp == 0x7C00u ? 0x70000000u : 0x38000000u);
+  const uint32_t normal =
+      ((uint32_t)(h & 0x7FFFu) << 13) + (exp == 0x7C00u ? 0x70000000u : 0x38000000u);
   v.u = sign | (exp == 0 ? small.u : normal);
   return v.f;
 }
 static inline uint16_t trvk_float_to_half(float f) {
-  union { float f; uint32_t u; } v = {f}, s;
+  union {
+    float f;
+    uint32_t u;
+  } v = {f}, s;
   const uint32_t sign = (v.u >> 16) & 0x8000u, a = v.u & 0x7FFFFFFFu;
   s.u = a < 0x38800000u ? a : 0u;
   s.f += 0.5f;
@@ -77,14 +90,18 @@ static inline uint16_t trvk_float_to_half(float f) {
   return (uint16_t)(sign | (a >= 0x477FF000u ? big : finite));
 }
 static inline uint16_t trvk_float_to_bfloat(float f) {
-  union { float f; uint32_t u; } v = {f};
+  union {
+    float f;
+    uint32_t u;
+  } v = {f};
   const uint32_t nan = (v.u >> 16) | 0x40u, round = (v.u + 0x7FFFu + ((v.u >> 16) & 1u)) >> 16;
   return (uint16_t)((v.u & 0x7FFFFFFFu) > 0x7F800000u ? nan : round);
 }
 static inline float trvk_same_f32(float x) { return x; }
 static inline double trvk_same_f64(double x) { return x; }
 
-/* Float to integer without undefined behaviour: truncation; out of range saturates, NaN gives the least value or 0. */
+/* Float to integer without undefined behaviour: truncation; out of range saturates, NaN gives the
+ * least value or 0. */
 static inline int32_t trvk_f32_to_i32(float x) {
   const float lo = x > -2147483648.0f ? x : -2147483648.0f;
   return (int32_t)(lo < 2147483520.0f ? lo : 2147483520.0f);

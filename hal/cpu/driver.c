@@ -1,8 +1,9 @@
 /* driver.c - the CPU driver: verifies a part, keeps what was chosen for it, runs its commands.
  *
- * Everything of a part is read in place from the program; an open part holds one kernel and one tile count per command
- * and one set of resolved arguments. Arguments are resolved anew for each command (about 10 ns each), which keeps parts
- * small and needs no invalidation. Checks of shapes run when a dimension has changed (shape_epoch), never otherwise.
+ * Everything of a part is read in place from the program; an open part holds one kernel and one
+ * tile count per command and one set of resolved arguments. Arguments are resolved anew for each
+ * command (about 10 ns each), which keeps parts small and needs no invalidation. Checks of shapes
+ * run when a dimension has changed (shape_epoch), never otherwise.
  */
 #include "ops.h"
 #include "trivet/fb.h"
@@ -12,19 +13,19 @@ struct trv_device {
 };
 
 typedef struct part_data { /* a part's vectors, verified by read_part */
-  const trvf_command *commands;
-  const uint32_t *args;
-  const trvf_map_instr *code;
-  const uint8_t *attrs[TRV_OP_COUNT];
+  const trvf_command* commands;
+  const uint32_t* args;
+  const trvf_map_instr* code;
+  const uint8_t* attrs[TRV_OP_COUNT];
   uint32_t attrs_count[TRV_OP_COUNT];
   uint32_t command_count, arg_count, code_count;
 } part_data;
 
 struct trv_part {
   part_data data;
-  trvk_fn *fns;        /* by command */
-  uint32_t *tiles;     /* by command, for `workers` */
-  trv_tensor *tensors; /* arguments of the running command */
+  trvk_fn* fns;                           /* by command */
+  uint32_t* tiles;                        /* by command, for `workers` */
+  trv_tensor* tensors;                    /* arguments of the running command */
   uint32_t shape_epoch, workers, checked; /* of the last check */
 };
 
@@ -33,8 +34,8 @@ static const uint8_t attrs_align[TRV_OP_COUNT] = {
 #include "kernels.def"
 };
 
-static trv_status refuse(trv_diag *diag, trv_status status, uint32_t time, const char *what, int64_t expected,
-                         int64_t got) {
+static trv_status refuse(trv_diag* diag, trv_status status, uint32_t time, const char* what,
+                         int64_t expected, int64_t got) {
   if (diag) {
     memset(diag, 0, sizeof(*diag));
     diag->status = status;
@@ -49,10 +50,12 @@ static trv_status refuse(trv_diag *diag, trv_status status, uint32_t time, const
   return status;
 }
 
-/* ---- device --------------------------------------------------------------------------------------------------------- */
-static trv_status cpu_open(void *mem, const void *config, trv_device **out_dev) {
-  const trv_cpu_config *c = config;
-  trv_device *dev = mem;
+/* ---- device
+ * ---------------------------------------------------------------------------------------------------------
+ */
+static trv_status cpu_open(void* mem, const void* config, trv_device** out_dev) {
+  const trv_cpu_config* c = config;
+  trv_device* dev = mem;
   *out_dev = NULL;
   dev->isa = trvk_isa_mask(c ? c->isa : NULL);
   if (dev->isa == 0) return TRV_UNSUPPORTED;
@@ -60,9 +63,9 @@ static trv_status cpu_open(void *mem, const void *config, trv_device **out_dev) 
   return TRV_OK;
 }
 
-static void cpu_close(trv_device *dev) { (void)dev; }
+static void cpu_close(trv_device* dev) { (void)dev; }
 
-static void cpu_caps(trv_device *dev, trv_caps *out_caps) {
+static void cpu_caps(trv_device* dev, trv_caps* out_caps) {
   (void)dev;
   out_caps->flags = TRV_CAP_HOST_MEMORY;
   out_caps->alignment = 16;
@@ -70,24 +73,27 @@ static void cpu_caps(trv_device *dev, trv_caps *out_caps) {
   out_caps->arch = "ref";
 }
 
-/* ---- acceptance ------------------------------------------------------------------------------------------------------- */
+/* ---- acceptance
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 /* Reads the vectors of the flatbuffer; every pointer is good for its count. */
-static int read_part(part_data *p, trv_span data) {
+static int read_part(part_data* p, trv_span data) {
   trv_fb fb;
   const uint32_t root = trv_fb_open(&fb, data, "TRVC");
-  p->commands = trv_fb_vector(&fb, root, TRVF_CPU_PART_COMMANDS, sizeof(trvf_command), 4, &p->command_count);
+  p->commands =
+      trv_fb_vector(&fb, root, TRVF_CPU_PART_COMMANDS, sizeof(trvf_command), 4, &p->command_count);
   p->args = trv_fb_vector(&fb, root, TRVF_CPU_PART_ARGS, 4, 4, &p->arg_count);
   p->code = trv_fb_vector(&fb, root, TRVF_CPU_PART_CODE, sizeof(trvf_map_instr), 8, &p->code_count);
   for (uint32_t i = 0; i < TRV_OP_COUNT; i++)
-    p->attrs[i] = trv_fb_vector(&fb, root, TRVF_CPU_PART_MAP + 2 * i, trvk_ops[i].attrs_size, attrs_align[i],
-                                &p->attrs_count[i]);
+    p->attrs[i] = trv_fb_vector(&fb, root, TRVF_CPU_PART_MAP + 2 * i, trvk_ops[i].attrs_size,
+                                attrs_align[i], &p->attrs_count[i]);
   return root != 0 && !fb.bad;
 }
 
 /* The call of a command, tensors apart. */
-static void fill_call(trvk_call *call, const part_data *p, const trvf_command *c, const trv_view *view,
-                      trv_tensor *tensors, uint32_t *fault) {
+static void fill_call(trvk_call* call, const part_data* p, const trvf_command* c,
+                      const trv_view* view, trv_tensor* tensors, uint32_t* fault) {
   call->in = tensors;
   call->out = tensors + c->n_in;
   call->tmp = tensors + c->n_in + c->n_out;
@@ -105,16 +111,19 @@ static void fill_call(trvk_call *call, const part_data *p, const trvf_command *c
 }
 
 /* Proves command i as far as that is possible without dims; *out_fn: its kernel. */
-static trv_status accept(const part_data *p, uint32_t i, const trv_view *view, uint32_t isa, trvk_fn *out_fn,
-                         trv_diag *diag) {
-  const trvf_command *c = &p->commands[i];
+static trv_status accept(const part_data* p, uint32_t i, const trv_view* view, uint32_t isa,
+                         trvk_fn* out_fn, trv_diag* diag) {
+  const trvf_command* c = &p->commands[i];
   const uint32_t n = (uint32_t)c->n_in + c->n_out + c->n_tmp;
   if (c->op >= TRV_OP_COUNT)
-    return refuse(diag, TRV_VERSION, c->time, TRVK_SAY("unknown operator"), TRV_OP_COUNT - 1, c->op);
+    return refuse(diag, TRV_VERSION, c->time, TRVK_SAY("unknown operator"), TRV_OP_COUNT - 1,
+                  c->op);
   if (n > TRVK_MAX_ARGS || c->args > p->arg_count || n > p->arg_count - c->args)
-    return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("arguments outside the part"), p->arg_count, c->args);
+    return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("arguments outside the part"), p->arg_count,
+                  c->args);
   if (c->attrs >= p->attrs_count[c->op])
-    return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("attributes outside the part"), p->attrs_count[c->op], c->attrs);
+    return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("attributes outside the part"),
+                  p->attrs_count[c->op], c->attrs);
   trv_tensor tensors[TRVK_MAX_ARGS];
   memset(tensors, 0, sizeof(tensors[0]) * n);
   for (uint32_t k = 0; k < n; k++) {
@@ -125,29 +134,35 @@ static trv_status accept(const part_data *p, uint32_t i, const trv_view *view, u
     tensors[k].dtype = view->values[id].dtype;
     tensors[k].rank = view->values[id].rank;
     if (trv_dtype_size(tensors[k].dtype) == 0 || tensors[k].rank > TRV_MAX_RANK)
-      return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("bad dtype or rank"), TRV_DTYPE_COUNT, tensors[k].dtype);
+      return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("bad dtype or rank"), TRV_DTYPE_COUNT,
+                    tensors[k].dtype);
     if (k >= c->n_in && !trv_view_writable(view, id))
-      return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("a command writes a constant or an input"), 0, id);
+      return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("a command writes a constant or an input"),
+                    0, id);
   }
   trvk_call call;
   uint32_t fault = 0;
   int64_t expected = 0, got = 0;
   fill_call(&call, p, c, view, tensors, &fault);
-  const char *what = trvk_verify(c->op, &call, &expected, &got);
+  const char* what = trvk_verify(c->op, &call, &expected, &got);
   const int sizes = c->op == TRV_OP_NONZERO || c->op == TRV_OP_ITEM;
-  if (what == NULL && sizes && i + 1 != p->command_count) /* extents must be proved anew before anything else runs */
-    what = trvk_fail(TRVK_SAY("a command that writes a dimension must be the last"), p->command_count - 1, i, &expected, &got);
-  if (what == NULL && c->op == TRV_OP_NONZERO) { /* its output's rows are the dimension that it writes */
-    const trvf_nonzero_attrs *a = call.attrs;
-    const trvf_value *out = &view->values[p->args[c->args + 1]];
+  if (what == NULL && sizes &&
+      i + 1 != p->command_count) /* extents must be proved anew before anything else runs */
+    what = trvk_fail(TRVK_SAY("a command that writes a dimension must be the last"),
+                     p->command_count - 1, i, &expected, &got);
+  if (what == NULL &&
+      c->op == TRV_OP_NONZERO) { /* its output's rows are the dimension that it writes */
+    const trvf_nonzero_attrs* a = call.attrs;
+    const trvf_value* out = &view->values[p->args[c->args + 1]];
     if (out->rank != 2 || out->dim[0] != a->dim)
-      what = trvk_fail(TRVK_SAY("the output's first dimension is not the one written"), a->dim, out->dim[0], &expected,
-                       &got);
+      what = trvk_fail(TRVK_SAY("the output's first dimension is not the one written"), a->dim,
+                       out->dim[0], &expected, &got);
   }
   if (what) return refuse(diag, TRV_FORMAT, c->time, what, expected, got);
   *out_fn = trvk_select(c->op, &call, isa);
   if (*out_fn == NULL)
-    return refuse(diag, TRV_UNSUPPORTED, c->time, TRVK_SAY("no kernel for these dtypes"), 0, tensors[0].dtype);
+    return refuse(diag, TRV_UNSUPPORTED, c->time, TRVK_SAY("no kernel for these dtypes"), 0,
+                  tensors[0].dtype);
   return TRV_OK;
 }
 
@@ -155,8 +170,9 @@ typedef struct part_layout {
   size_t fns, tensors, tiles, bytes;
 } part_layout;
 
-/* Counts are below 2^31 / 16 (they come out of a flatbuffer), so nothing overflows a 32-bit size_t but the sum. */
-static int lay_out(const part_data *p, part_layout *l) {
+/* Counts are below 2^31 / 16 (they come out of a flatbuffer), so nothing overflows a 32-bit size_t
+ * but the sum. */
+static int lay_out(const part_data* p, part_layout* l) {
   uint32_t args = 1;
   for (uint32_t i = 0; i < p->command_count; i++) {
     const uint32_t n = (uint32_t)p->commands[i].n_in + p->commands[i].n_out + p->commands[i].n_tmp;
@@ -174,13 +190,15 @@ static int lay_out(const part_data *p, part_layout *l) {
   return at <= SIZE_MAX / 2;
 }
 
-static trv_status cpu_part_need(trv_device *dev, const trv_part_desc *desc, size_t *out_bytes, trv_diag *diag) {
+static trv_status cpu_part_need(trv_device* dev, const trv_part_desc* desc, size_t* out_bytes,
+                                trv_diag* diag) {
   part_data p;
   part_layout layout;
   *out_bytes = 0;
   if (strcmp(desc->format, "cpu.1") != 0)
     return refuse(diag, TRV_VERSION, TRV_NONE, TRVK_SAY("the part's format is not cpu.1"), 0, 0);
-  if (!read_part(&p, desc->data)) return refuse(diag, TRV_FORMAT, TRV_NONE, TRVK_SAY("damaged part"), 0, 0);
+  if (!read_part(&p, desc->data))
+    return refuse(diag, TRV_FORMAT, TRV_NONE, TRVK_SAY("damaged part"), 0, 0);
   for (uint32_t i = 0; i < p.command_count; i++) {
     trvk_fn fn;
     const trv_status status = accept(&p, i, desc->view, dev->isa, &fn, diag);
@@ -192,15 +210,16 @@ static trv_status cpu_part_need(trv_device *dev, const trv_part_desc *desc, size
   return TRV_OK;
 }
 
-static trv_status cpu_part_open(trv_device *dev, const trv_part_desc *desc, void *mem, trv_part **out_part) {
-  trv_part *part = mem;
+static trv_status cpu_part_open(trv_device* dev, const trv_part_desc* desc, void* mem,
+                                trv_part** out_part) {
+  trv_part* part = mem;
   part_layout layout;
   *out_part = NULL;
   if (!read_part(&part->data, desc->data) || !lay_out(&part->data, &layout)) return TRV_FORMAT;
-  uint8_t *base = mem;
-  part->tensors = (trv_tensor *)(void *)(base + layout.tensors);
-  part->fns = (trvk_fn *)(void *)(base + layout.fns);
-  part->tiles = (uint32_t *)(void *)(base + layout.tiles);
+  uint8_t* base = mem;
+  part->tensors = (trv_tensor*)(void*)(base + layout.tensors);
+  part->fns = (trvk_fn*)(void*)(base + layout.fns);
+  part->tiles = (uint32_t*)(void*)(base + layout.tiles);
   part->checked = 0;
   part->shape_epoch = 0;
   part->workers = 0;
@@ -212,13 +231,15 @@ static trv_status cpu_part_open(trv_device *dev, const trv_part_desc *desc, void
   return TRV_OK;
 }
 
-static void cpu_part_close(trv_device *dev, trv_part *part) {
+static void cpu_part_close(trv_device* dev, trv_part* part) {
   (void)dev;
   (void)part;
 }
 
-/* ---- running ---------------------------------------------------------------------------------------------------------- */
-static inline void resolve(const trv_part *part, const trvf_command *c, const trv_view *view) {
+/* ---- running
+ * ----------------------------------------------------------------------------------------------------------
+ */
+static inline void resolve(const trv_part* part, const trvf_command* c, const trv_view* view) {
   const uint32_t n = (uint32_t)c->n_in + c->n_out + c->n_tmp, *ids = part->data.args + c->args;
   for (uint32_t k = 0; k < n; k++) {
     if (ids[k] == TRV_NONE)
@@ -228,36 +249,61 @@ static inline void resolve(const trv_part *part, const trvf_command *c, const tr
   }
 }
 
-/* Rows that nonzero may write: its dimension has no value yet, so the bound counts, as far as memory goes. */
-static void set_room(const trv_part *part, const trvf_command *c, const trv_view *view) {
+/* Rows that nonzero may write: its dimension has no value yet, so the bound counts, as far as
+ * memory goes. */
+static void set_room(const trv_part* part, const trvf_command* c, const trv_view* view) {
   const uint32_t id = part->data.args[c->args + 1];
-  const trvf_value *f = &view->values[id];
-  trv_tensor *out = &part->tensors[1];
-  const trv_buf *region = &view->regions[view->storages[f->storage].region];
+  const trvf_value* f = &view->values[id];
+  trv_tensor* out = &part->tensors[1];
+  const trv_buf* region = &view->regions[view->storages[f->storage].region];
   const size_t element = trv_dtype_size(f->dtype), at = (size_t)(out->data - region->host);
   const int64_t bound = view->dim_table[f->dim[0]].max;
   size_t rows = (uint64_t)bound > PTRDIFF_MAX ? PTRDIFF_MAX : (size_t)bound;
   if (out->dim[1] > 0) {
     size_t room = region->size > at ? (region->size - at) / element : 0;
     const trv_dim row = (out->dim[1] - 1) * out->stride[1] + 1; /* elements that one row spans */
-    room = out->stride[0] < row || room < (size_t)row ? 0 : (room - (size_t)row) / (size_t)out->stride[0] + 1;
+    room = out->stride[0] < row || room < (size_t)row
+               ? 0
+               : (room - (size_t)row) / (size_t)out->stride[0] + 1;
     if (rows > room) rows = room;
   }
   out->dim[0] = (trv_dim)rows;
 }
 
+/* Sizes whose product no address computation can overflow, and outputs that are not larger than
+ * their memory: strides of 0 may claim any number of elements without leaving a storage. */
+static const char* check_counts(const trv_part* part, const trvf_command* c, const trv_view* view,
+                                int64_t* expected, int64_t* got) {
+  const uint32_t n = (uint32_t)c->n_in + c->n_out + c->n_tmp, *ids = part->data.args + c->args;
+  for (uint32_t k = 0; k < n; k++) {
+    const trv_tensor* t = &part->tensors[k];
+    uint64_t most = PTRDIFF_MAX / 16, count = 1;
+    if (k >= c->n_in)
+      most = view->regions[view->storages[view->values[ids[k]].storage].region].size /
+             trv_dtype_size(t->dtype);
+    for (uint32_t i = 0; i < t->rank; i++) {
+      const uint64_t d = (uint64_t)t->dim[i];
+      if (d != 0 && count > most / d)
+        return trvk_fail(TRVK_SAY("too many elements"), (int64_t)most, t->dim[i], expected, got);
+      count *= d;
+    }
+  }
+  return NULL;
+}
+
 /* Every op's check with the present dims, and the tile counts. */
-static trv_status check_part(trv_part *part, const trv_run *run, uint32_t workers) {
-  const trv_view *view = run->view;
+static trv_status check_part(trv_part* part, const trv_run* run, uint32_t workers) {
+  const trv_view* view = run->view;
   uint32_t fault = 0;
   trvk_call call;
   part->checked = 0;
   for (uint32_t i = 0; i < part->data.command_count; i++) {
-    const trvf_command *c = &part->data.commands[i];
+    const trvf_command* c = &part->data.commands[i];
     int64_t expected = 0, got = 0;
     resolve(part, c, view);
     fill_call(&call, &part->data, c, view, part->tensors, &fault);
-    const char *what = trvk_ops[c->op].check(&call, &expected, &got);
+    const char* what = check_counts(part, c, view, &expected, &got);
+    if (what == NULL) what = trvk_ops[c->op].check(&call, &expected, &got);
     if (what) return refuse(run->diag, TRV_ARGUMENT, c->time, what, expected, got);
     part->tiles[i] = trvk_ops[c->op].tiles(&call, workers);
   }
@@ -269,17 +315,18 @@ static trv_status check_part(trv_part *part, const trv_run *run, uint32_t worker
 
 typedef struct tile_job {
   trvk_fn fn;
-  const trvk_call *call;
+  const trvk_call* call;
 } tile_job;
 
-static void run_tile(void *ctx, uint32_t i) {
-  const tile_job *job = ctx;
+static void run_tile(void* ctx, uint32_t i) {
+  const tile_job* job = ctx;
   job->fn(job->call, i);
 }
 
-static trv_status cpu_run(trv_device *dev, trv_part *part, const trv_run *run, uint64_t *out_point) {
-  const trv_view *view = run->view;
-  const trv_hooks *hooks = run->hooks;
+static trv_status cpu_run(trv_device* dev, trv_part* part, const trv_run* run,
+                          uint64_t* out_point) {
+  const trv_view* view = run->view;
+  const trv_hooks* hooks = run->hooks;
   const uint32_t workers = run->runner ? run->runner->workers : 1;
   (void)dev;
   if (out_point) *out_point = 0;
@@ -290,7 +337,7 @@ static trv_status cpu_run(trv_device *dev, trv_part *part, const trv_run *run, u
   uint32_t fault = 0;
   trvk_call call;
   for (uint32_t i = 0; i < part->data.command_count; i++) {
-    const trvf_command *c = &part->data.commands[i];
+    const trvf_command* c = &part->data.commands[i];
     resolve(part, c, view);
     fill_call(&call, &part->data, c, view, part->tensors, &fault);
     call.tiles = part->tiles[i];
@@ -310,15 +357,15 @@ static trv_status cpu_run(trv_device *dev, trv_part *part, const trv_run *run, u
 }
 
 const trv_driver trv_cpu_driver = {
-  .size = sizeof(trv_driver),
-  .abi = TRV_HAL_ABI,
-  .name = "cpu",
-  .device_bytes = sizeof(trv_device),
-  .open = cpu_open,
-  .close = cpu_close,
-  .caps = cpu_caps,
-  .part_need = cpu_part_need,
-  .part_open = cpu_part_open,
-  .part_close = cpu_part_close,
-  .run = cpu_run,
+    .size = sizeof(trv_driver),
+    .abi = TRV_HAL_ABI,
+    .name = "cpu",
+    .device_bytes = sizeof(trv_device),
+    .open = cpu_open,
+    .close = cpu_close,
+    .caps = cpu_caps,
+    .part_need = cpu_part_need,
+    .part_open = cpu_part_open,
+    .part_close = cpu_part_close,
+    .run = cpu_run,
 };

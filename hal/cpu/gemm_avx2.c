@@ -21,4 +21,6 @@ void trvk_rnn__avx2(const trvk_call *call, uint32_t tile) { trvk_rnn_run(call, t
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
+#else
+typedef int trvk_no_avx2; /* C wants something in a file */
 #endif

@@ -21,4 +21,6 @@ void trvk_rnn__avx512(const trvk_call *call, uint32_t tile) { trvk_rnn_run(call,
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif
+#else
+typedef int trvk_no_avx512; /* C wants something in a file */
 #endif

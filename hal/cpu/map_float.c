@@ -2,9 +2,11 @@
 #include "map.h"
 #include "vmath.h"
 
-/* ---- functions that libm lacks, in double for both types -------------------------------------------------------------- */
+/* ---- functions that libm lacks, in double for both types
+ * -------------------------------------------------------------- */
 
-/* Winitzki's closed form, then two steps of Halley's method on erf (on erfc near the ends, where 1 - |x| is exact). */
+/* Winitzki's closed form, then two steps of Halley's method on erf (on erfc near the ends, where 1
+ * - |x| is exact). */
 static double erfinv(double x) {
   const double a = fabs(x);
   if (!(a < 1)) return a == 1 ? x * INFINITY : NAN;
@@ -34,24 +36,28 @@ static double digamma(double x) {
   }
   const double z = 1 / (x * x);
   const double tail =
-      z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760 - z / 12))))));
+      z * (1.0 / 12 - z * (1.0 / 120 -
+                           z * (1.0 / 252 -
+                                z * (1.0 / 240 - z * (1.0 / 132 - z * (691.0 / 32760 - z / 12))))));
   return shift + log(x) - 0.5 / x - tail;
 }
 
-/* ---- float32: vmath.h ---------------------------------------------------------------------------------------------------- */
-static int small_angles(const float *x, trv_dim n) {
+/* ---- float32: vmath.h
+ * ----------------------------------------------------------------------------------------------------
+ */
+static int small_angles(const float* x, trv_dim n) {
   int small = 1;
   for (trv_dim i = 0; i < n; i++) small &= fabsf(x[i]) <= TRVK_TRIG_MAX;
   return small;
 }
-static void sin_row_f32(float *d, const float *x, trv_dim n) {
+static void sin_row_f32(float* d, const float* x, trv_dim n) {
   if (small_angles(x, n)) {
     TRVK_IVDEP for (trv_dim i = 0; i < n; i++) d[i] = trvk_sin(x[i]);
   } else {
     for (trv_dim i = 0; i < n; i++) d[i] = sinf(x[i]);
   }
 }
-static void cos_row_f32(float *d, const float *x, trv_dim n) {
+static void cos_row_f32(float* d, const float* x, trv_dim n) {
   if (small_angles(x, n)) {
     TRVK_IVDEP for (trv_dim i = 0; i < n; i++) d[i] = trvk_cos(x[i]);
   } else {
@@ -60,20 +66,24 @@ static void cos_row_f32(float *d, const float *x, trv_dim n) {
 }
 
 #define REAL float
+#define WHOLE 8388608.0f
 #define NAME(name) name##_f32
 #define V(name) trvk_##name
 #define L(name) name##f
 #include "map_float.inc"
 #undef REAL
+#undef WHOLE
 #undef NAME
 #undef V
 #undef L
 
-/* ---- float64: libm --------------------------------------------------------------------------------------------------------- */
-static void sin_row_f64(double *d, const double *x, trv_dim n) {
+/* ---- float64: libm
+ * ---------------------------------------------------------------------------------------------------------
+ */
+static void sin_row_f64(double* d, const double* x, trv_dim n) {
   for (trv_dim i = 0; i < n; i++) d[i] = sin(x[i]);
 }
-static void cos_row_f64(double *d, const double *x, trv_dim n) {
+static void cos_row_f64(double* d, const double* x, trv_dim n) {
   for (trv_dim i = 0; i < n; i++) d[i] = cos(x[i]);
 }
 #define f64_exp exp
@@ -103,6 +113,7 @@ static inline double f64_mish(double x) { return x * tanh(f64_softplus(x)); }
 static inline double f64_elu(double x) { return x > 0 ? x : expm1(x); }
 
 #define REAL double
+#define WHOLE 4503599627370496.0
 #define NAME(name) name##_f64
 #define V(name) f64_##name
 #define L(name) name

@@ -253,7 +253,8 @@ static void choose(state *s) {
   s->b_direct = f32 && !s->packed && p->b.col == 1 && p->m <= 2 * TRVK_MR_MAX;
   s->kc = TRVK_KC;
   trv_dim most = TRVK_ROWS;
-  if (!s->packed && !s->b_direct && s->kc > TRVK_GATHER / TRVK_STRIP) s->kc = TRVK_GATHER / TRVK_STRIP;
+  const int copies = !s->packed && !(s->b_direct && p->n % TRVK_PANEL == 0); /* of strips of B */
+  if (copies && s->kc > TRVK_GATHER / TRVK_STRIP) s->kc = TRVK_GATHER / TRVK_STRIP;
   if (!s->a_direct) {
     if (most > 64) most = 64;
     if (s->kc > TRVK_GATHER / most) s->kc = TRVK_GATHER / most;

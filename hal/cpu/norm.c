@@ -1,22 +1,24 @@
 /* norm.c - layer, RMS and group normalisation. Computed in float (f16, bf16, f32) or double (f64).
  *
- * All three are one thing: groups of elements, each normalised by its own moments, then scaled and shifted by a weight and
- * a bias that walk along. Moments are taken around the mean in a second pass, so that an offset much larger than the
- * spread does no harm.
+ * All three are one thing: groups of elements, each normalised by its own moments, then scaled and
+ * shifted by a weight and a bias that walk along. Moments are taken around the mean in a second
+ * pass, so that an offset much larger than the spread does no harm.
  */
 #include "convert.h"
 #include "walk.h"
 
-enum { CHUNK = 256, Y = 0, X = 1, W = 2, B = 3 };
+enum { LANES = 32, CHUNK = 256, COLS = 64, Y = 0, X = 1, W = 2, B = 3 };
 
 typedef struct norm_plan { /* the axes of one group; streams Y X W B */
   uint32_t rank, dtype, w_dtype, b_dtype, centred;
   trv_dim dim[TRV_MAX_RANK], stride[4][TRV_MAX_RANK];
   trv_dim count, size, w_size, b_size;
+  trv_dim channels, side[4]; /* columns: channels of a group, strides to the next channel; the axes
+                                leave it out */
   double eps;
 } norm_plan;
 
-static void store_f64(uint8_t *dst, const double *src, uint32_t dtype, trv_dim stride, trv_dim n) {
+static void store_f64(uint8_t* dst, const double* src, uint32_t dtype, trv_dim stride, trv_dim n) {
   trvk_store(dst, src, dtype, 1, 0, n, stride);
 }
 
@@ -39,39 +41,45 @@ static void store_f64(uint8_t *dst, const double *src, uint32_t dtype, trv_dim s
 #define STORE store_f64
 #include "norm.inc"
 
-const char *trvk_norm_check(const trvk_call *call, int64_t *expected, int64_t *got) {
+const char* trvk_norm_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *y = call->out;
-  const trvf_norm_attrs *a = call->attrs;
+  const trvf_norm_attrs* a = call->attrs;
   if (a->kind >= TRV_NORM_KIND_COUNT)
-    return trvk_fail(TRVK_SAY("unknown normalisation"), TRV_NORM_KIND_COUNT - 1, a->kind, expected, got);
-  if (x->dtype != y->dtype) return trvk_fail(TRVK_SAY("dtypes differ"), x->dtype, y->dtype, expected, got);
+    return trvk_fail(TRVK_SAY("unknown normalisation"), TRV_NORM_KIND_COUNT - 1, a->kind, expected,
+                     got);
+  if (x->dtype != y->dtype)
+    return trvk_fail(TRVK_SAY("dtypes differ"), x->dtype, y->dtype, expected, got);
   if (!trvk_same_shape(x, y))
-    return trvk_fail(TRVK_SAY("shapes differ"), (int64_t)trvk_count(x), (int64_t)trvk_count(y), expected, got);
+    return trvk_fail(TRVK_SAY("shapes differ"), (int64_t)trvk_count(x), (int64_t)trvk_count(y),
+                     expected, got);
   const int group = a->kind == TRV_NORM_KIND_GROUP;
   if (group) {
     if (x->rank < 2 || a->groups == 0 || x->dim[1] % (trv_dim)a->groups != 0)
-      return trvk_fail(TRVK_SAY("channels do not divide into groups"), a->groups, x->rank < 2 ? 0 : x->dim[1], expected,
-                       got);
+      return trvk_fail(TRVK_SAY("channels do not divide into groups"), a->groups,
+                       x->rank < 2 ? 0 : x->dim[1], expected, got);
   } else if (a->axes == 0 || a->axes > x->rank) {
     return trvk_fail(TRVK_SAY("axes of a normalisation"), x->rank, a->axes, expected, got);
   }
   for (uint32_t k = 1; k < 3; k++) {
-    const trv_tensor *w = trvk_opt(call, k);
+    const trv_tensor* w = trvk_opt(call, k);
     if (w == NULL) continue;
-    if (!trvk_dtype_is_float(w->dtype) || (w->dtype == TRV_DTYPE_F64) != (x->dtype == TRV_DTYPE_F64))
+    if (!trvk_dtype_is_float(w->dtype) ||
+        (w->dtype == TRV_DTYPE_F64) != (x->dtype == TRV_DTYPE_F64))
       return trvk_fail(TRVK_SAY("dtype of a weight or bias"), x->dtype, w->dtype, expected, got);
     const uint32_t rank = group ? 1 : a->axes, lead = group ? 1 : (uint32_t)x->rank - a->axes;
-    if (w->rank != rank) return trvk_fail(TRVK_SAY("rank of a weight or bias"), rank, w->rank, expected, got);
+    if (w->rank != rank)
+      return trvk_fail(TRVK_SAY("rank of a weight or bias"), rank, w->rank, expected, got);
     for (uint32_t i = 0; i < rank; i++)
       if (w->dim[i] != x->dim[lead + i])
-        return trvk_fail(TRVK_SAY("size of a weight or bias"), x->dim[lead + i], w->dim[i], expected, got);
+        return trvk_fail(TRVK_SAY("size of a weight or bias"), x->dim[lead + i], w->dim[i],
+                         expected, got);
   }
   return NULL;
 }
 
-uint32_t trvk_norm_tiles(const trvk_call *call, uint32_t workers) {
-  const trv_tensor *x = call->in;
-  const trvf_norm_attrs *a = call->attrs;
+uint32_t trvk_norm_tiles(const trvk_call* call, uint32_t workers) {
+  const trv_tensor* x = call->in;
+  const trvf_norm_attrs* a = call->attrs;
   trv_dim groups = 1;
   if (a->kind == TRV_NORM_KIND_GROUP)
     groups = x->dim[0] * (trv_dim)a->groups;
@@ -80,13 +88,17 @@ uint32_t trvk_norm_tiles(const trvk_call *call, uint32_t workers) {
   return trvk_tiles(trvk_count(x) * 2, groups, workers);
 }
 
-void trvk_norm__ref(const trvk_call *call, uint32_t tile) {
+static trv_dim magnitude(trv_dim x) { return x < 0 ? -x : x; }
+
+void trvk_norm__ref(const trvk_call* call, uint32_t tile) {
   const trv_tensor *x = call->in, *y = call->out, *w = trvk_opt(call, 1), *b = trvk_opt(call, 2);
-  const trvf_norm_attrs *a = call->attrs;
+  const trvf_norm_attrs* a = call->attrs;
   if (trvk_count(y) == 0) return;
-  norm_plan p = {.dtype = x->dtype, .eps = a->eps, .centred = a->kind != TRV_NORM_KIND_RMS, .count = 1};
+  norm_plan p = {
+      .dtype = x->dtype, .eps = a->eps, .centred = a->kind != TRV_NORM_KIND_RMS, .count = 1};
   p.size = (trv_dim)trv_dtype_size(x->dtype);
-  trv_dim outer[TRV_MAX_RANK], outer_x[TRV_MAX_RANK], outer_y[TRV_MAX_RANK], outer_w[TRV_MAX_RANK] = {0};
+  trv_dim outer[TRV_MAX_RANK], outer_x[TRV_MAX_RANK], outer_y[TRV_MAX_RANK],
+      outer_w[TRV_MAX_RANK] = {0};
   uint32_t outer_rank = 0;
   const int group = a->kind == TRV_NORM_KIND_GROUP;
   const uint32_t lead = group ? 1 : (uint32_t)x->rank - a->axes;
@@ -102,6 +114,11 @@ void trvk_norm__ref(const trvk_call *call, uint32_t tile) {
     outer_w[outer_rank] = channels;
     outer_y[outer_rank++] = y->stride[1] * channels;
   }
+  /* Channels innermost in memory (channels-last) and few in a group: several groups at a time,
+   * channels in columns. */
+  int columns = group && channels <= COLS && (a->groups > 1 || channels > 1);
+  for (uint32_t i = 2; i < x->rank; i++)
+    if (x->dim[i] > 1 && magnitude(x->stride[i]) < magnitude(x->stride[1])) columns = 0;
   for (uint32_t i = lead; i < x->rank; i++) { /* the group's axes */
     const uint32_t k = p.rank++;
     p.dim[k] = group && k == 0 ? channels : x->dim[i];
@@ -111,19 +128,32 @@ void trvk_norm__ref(const trvk_call *call, uint32_t tile) {
     p.stride[B][k] = b && k < b->rank ? b->stride[k] : 0;
     p.count *= p.dim[k];
   }
+  if (columns) {
+    p.channels = channels;
+    for (uint32_t s = 0; s < 4; s++) p.side[s] = p.stride[s][0];
+    p.dim[0] = 1;
+  }
   if (w) p.w_dtype = w->dtype, p.w_size = (trv_dim)trv_dtype_size(w->dtype);
   if (b) p.b_dtype = b->dtype, p.b_size = (trv_dim)trv_dtype_size(b->dtype);
   p.rank = trvk_walk_plan(p.rank, p.dim, p.stride, 4);
   trv_dim groups = 1, at, end, index[TRV_MAX_RANK];
   for (uint32_t i = 0; i < outer_rank; i++) groups *= outer[i];
   trvk_split(groups, call->tiles, tile, &at, &end);
-  for (; at < end; at++) {
+  for (trv_dim n = 1; at < end; at += n) {
     trvk_walk_seek(outer_rank, outer, at, index);
     const trv_dim c = trvk_walk_at(outer_rank, index, outer_w);
-    const uint8_t *gx = x->data + trvk_walk_at(outer_rank, index, outer_x) * p.size;
-    uint8_t *gy = y->data + trvk_walk_at(outer_rank, index, outer_y) * p.size;
-    const uint8_t *gw = w ? w->data + (group ? c * w->stride[0] * p.w_size : 0) : NULL;
-    const uint8_t *gb = b ? b->data + (group ? c * b->stride[0] * p.b_size : 0) : NULL;
+    const uint8_t* gx = x->data + trvk_walk_at(outer_rank, index, outer_x) * p.size;
+    uint8_t* gy = y->data + trvk_walk_at(outer_rank, index, outer_y) * p.size;
+    const uint8_t* gw = w ? w->data + (group ? c * w->stride[0] * p.w_size : 0) : NULL;
+    const uint8_t* gb = b ? b->data + (group ? c * b->stride[0] * p.b_size : 0) : NULL;
+    if (columns) {
+      n = COLS / channels;
+      if (n > end - at) n = end - at;
+      if (n > outer[outer_rank - 1] - index[outer_rank - 1])
+        n = outer[outer_rank - 1] - index[outer_rank - 1];
+      (x->dtype == TRV_DTYPE_F64 ? columns_f64 : columns_f32)(&p, gx, gy, gw, gb, n * channels);
+      continue;
+    }
     (x->dtype == TRV_DTYPE_F64 ? group_f64 : group_f32)(&p, gx, gy, gw, gb);
   }
 }

@@ -1,4 +1,5 @@
-/* ops.h - what the families of kernels share: declarations from kernels.def, matches, and helpers for checks. */
+/* ops.h - what the families of kernels share: declarations from kernels.def, matches, and helpers
+ * for checks. */
 #ifndef TRVK_OPS_H
 #define TRVK_OPS_H
 
@@ -11,7 +12,8 @@
 #define TRVK_SAY(text) (text)
 #endif
 
-/* The next loop has no dependence between iterations, although pointers may be equal (an op working in place). */
+/* The next loop has no dependence between iterations, although pointers may be equal (an op working
+ * in place). */
 #if defined(__clang__)
 #define TRVK_IVDEP _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__)
@@ -20,56 +22,67 @@
 #define TRVK_IVDEP
 #endif
 
-/* ---- the operators ----------------------------------------------------------------------------------------------- */
-#define OP(op, attrs, min_in, max_in, min_out, max_out, max_tmp)                               \
-  const char *trvk_##op##_check(const trvk_call *call, int64_t *expected, int64_t *got);        \
-  uint32_t trvk_##op##_tiles(const trvk_call *call, uint32_t workers);
-#define K(op, match, isa, function) void function(const trvk_call *call, uint32_t tile);
+/* ---- the operators
+ * -----------------------------------------------------------------------------------------------
+ */
+#define OP(op, attrs, min_in, max_in, min_out, max_out, max_tmp)                         \
+  const char* trvk_##op##_check(const trvk_call* call, int64_t* expected, int64_t* got); \
+  uint32_t trvk_##op##_tiles(const trvk_call* call, uint32_t workers);
+#define K(op, match, isa, function) void function(const trvk_call* call, uint32_t tile);
 #include "kernels.def"
 
 /* Matches of kernels.def. */
-static inline int trvk_is_any(const trvk_call *call) {
+static inline int trvk_is_any(const trvk_call* call) {
   (void)call;
   return 1;
 }
 static inline int trvk_dtype_is_float(uint32_t dtype) {
   return dtype >= TRV_DTYPE_F16 && dtype <= TRV_DTYPE_F64;
 }
-static inline int trvk_is_float(const trvk_call *call) { return trvk_dtype_is_float(call->in[0].dtype); }
-static inline int trvk_is_f32(const trvk_call *call) { return call->in[0].dtype == TRV_DTYPE_F32; }
+static inline int trvk_is_float(const trvk_call* call) {
+  return trvk_dtype_is_float(call->in[0].dtype);
+}
+static inline int trvk_is_f32(const trvk_call* call) { return call->in[0].dtype == TRV_DTYPE_F32; }
 
-/* TRVK_ISA_ bits for a name ("ref" "avx2" "avx512"), NULL: all that this machine has; 0: unknown name, or a set that
- * this machine lacks (isa.c). */
-uint32_t trvk_isa_mask(const char *name);
+/* TRVK_ISA_ bits for a name ("ref" "avx2" "avx512"), NULL: all that this machine has; 0: unknown
+ * name, or a set that this machine lacks (isa.c). */
+uint32_t trvk_isa_mask(const char* name);
 
-/* Map code alone, without dims (they are checked by trvk_map_check): registers, operands, dtypes, positions. out_rank:
- * rank of the output; in_dtypes[n_in]. Returns NULL or what is wrong; *got: the instruction. */
-const char *trvk_map_verify(const trvf_map_instr *code, uint32_t code_count, const trvf_map_attrs *attrs,
-                            const trv_tensor *in, uint32_t n_in, const trv_tensor *out, uint32_t dim_count,
-                            int64_t *got);
+/* Map code alone, without dims (they are checked by trvk_map_check): registers, operands, dtypes,
+ * positions. out_rank: rank of the output; in_dtypes[n_in]. Returns NULL or what is wrong; *got:
+ * the instruction. */
+const char* trvk_map_verify(const trvf_map_instr* code, uint32_t code_count,
+                            const trvf_map_attrs* attrs, const trv_tensor* in, uint32_t n_in,
+                            const trv_tensor* out, uint32_t dim_count, int64_t* got);
 
-/* What can be proved about a command without dims and addresses: counts, optional inputs, map code, rows of dimensions.
- * Tensors of the call have dtype and rank; dims are not read. Returns NULL or what is wrong. */
-const char *trvk_verify(uint32_t op, const trvk_call *call, int64_t *expected, int64_t *got);
+/* What can be proved about a command without dims and addresses: counts, optional inputs, map code,
+ * rows of dimensions. Tensors of the call have dtype and rank; dims are not read. Returns NULL or
+ * what is wrong. */
+const char* trvk_verify(uint32_t op, const trvk_call* call, int64_t* expected, int64_t* got);
 
 /* What a command's faults mean. */
-const char *trvk_fault_text(uint32_t fault);
+const char* trvk_fault_text(uint32_t fault);
 
-/* ---- scratch: asked by the exporter through libtrivet, so that the plan holds it ---------------------------------- */
+/* ---- scratch: asked by the exporter through libtrivet, so that the plan holds it
+ * ---------------------------------- */
 
-/* Bytes of scratch that sort needs at least for dtype and n elements along its axis (one lane at a time). More, up to
- * lanes times that, lets lanes run in parallel. Formula: (n <= 1 ? 0 : n * (size of dtype == 8 ? 32 : 16)). */
+/* Bytes of scratch that sort needs at least for dtype and n elements along its axis (one lane at a
+ * time). More, up to lanes times that, lets lanes run in parallel. Formula: (n <= 1 ? 0 : n * (size
+ * of dtype == 8 ? 32 : 16)). */
 TRV_API size_t trvk_sort_tmp_bytes(uint32_t dtype, int64_t n);
-/* Bytes of scratch that scatter needs for a ScatterReduce and `count` elements of output: 4 * count for mean, else 0. */
+/* Bytes of scratch that scatter needs for a ScatterReduce and `count` elements of output: 4 * count
+ * for mean, else 0. */
 TRV_API size_t trvk_scatter_tmp_bytes(uint32_t reduce, int64_t count);
 
-/* ---- helpers -------------------------------------------------------------------------------------------------------- */
-static inline const trv_tensor *trvk_opt(const trvk_call *call, uint32_t i) {
+/* ---- helpers
+ * --------------------------------------------------------------------------------------------------------
+ */
+static inline const trv_tensor* trvk_opt(const trvk_call* call, uint32_t i) {
   return i < call->n_in && call->in[i].dtype != TRV_DTYPE_NONE ? &call->in[i] : NULL;
 }
 
 /* Raises a fault bit; tiles may do so at the same time. */
-static inline void trvk_raise(const trvk_call *call, uint32_t bit) {
+static inline void trvk_raise(const trvk_call* call, uint32_t bit) {
 #if defined(__GNUC__)
   __atomic_fetch_or(call->fault, bit, __ATOMIC_RELAXED);
 #else
@@ -78,14 +91,15 @@ static inline void trvk_raise(const trvk_call *call, uint32_t bit) {
 }
 
 /* Reports a check that failed. */
-static inline const char *trvk_fail(const char *what, int64_t want, int64_t have, int64_t *expected, int64_t *got) {
+static inline const char* trvk_fail(const char* what, int64_t want, int64_t have, int64_t* expected,
+                                    int64_t* got) {
   *expected = want;
   *got = have;
   return what;
 }
 
-/* Tiles for `work` (elementary operations, about a nanosecond each) that can be cut into `parts` pieces: one for each
- * 16K of work, at most 4 per worker. */
+/* Tiles for `work` (elementary operations, about a nanosecond each) that can be cut into `parts`
+ * pieces: one for each 16K of work, at most 4 per worker. */
 static inline uint32_t trvk_tiles(trv_dim work, trv_dim parts, uint32_t workers) {
   if (workers <= 1 || work < 32768 || parts <= 1) return 1;
   trv_dim n = work / 16384;
@@ -95,17 +109,18 @@ static inline uint32_t trvk_tiles(trv_dim work, trv_dim parts, uint32_t workers)
 }
 
 /* memcpy that tolerates a hostile plan whose values overlap (then what is copied is anything). */
-static inline void trvk_move(void *dst, const void *src, size_t size) {
+static inline void trvk_move(void* dst, const void* src, size_t size) {
   const uintptr_t d = (uintptr_t)dst, s = (uintptr_t)src;
   if (size == 0 || d == s) return;
   if (d - s >= size && s - d >= size)
     memcpy(dst, src, size);
   else
-    for (size_t i = 0; i < size; i++) ((uint8_t *)dst)[i] = ((const uint8_t *)src)[i];
+    for (size_t i = 0; i < size; i++) ((uint8_t*)dst)[i] = ((const uint8_t*)src)[i];
 }
 
 /* One-dimensional offset (elements) of element `index` of a row-major walk over dims. */
-static inline trv_dim trvk_offset(uint32_t rank, const trv_dim *dim, const trv_dim *stride, trv_dim index) {
+static inline trv_dim trvk_offset(uint32_t rank, const trv_dim* dim, const trv_dim* stride,
+                                  trv_dim index) {
   trv_dim at = 0;
   for (uint32_t i = rank; i-- > 0;) {
     at += index % dim[i] * stride[i];

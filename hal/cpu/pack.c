@@ -1,6 +1,6 @@
 /* pack.c - weights as kernels want them. Layouts (float32; private to this folder):
  *   matmul [K, N]      panels of 16 columns: [N / 16][K][16], zeros beyond N
- *   conv               per group the same, with K = taps * channels (channels innermost)
+ *   conv               per group the same, with K = taps * channels (channels innermost); narrow groups are merged
  *   conv, depthwise    [taps][round16(channels out)]
  *   rnn [G * H, K]     the matmul layout of its transpose
  */
@@ -32,13 +32,16 @@ static int conv_shape(const trvf_conv_attrs *a, uint32_t rank, const int64_t *di
 size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps) {
   const trv_dim most = PTRDIFF_MAX / 64;
   if (groups > most || cg > most || og > most - 16) return 0;
-  trv_dim n = trvk_conv_is_depthwise(groups, cg) ? 1 : trvk_round16(og);
+  trv_dim n;
   if (trvk_conv_is_depthwise(groups, cg)) {
     if (og > most / groups) return 0;
     n = trvk_round16(groups * og);
     return taps > most / n ? 0 : (size_t)(n * taps);
   }
-  const trv_dim factor[3] = {groups, cg, taps};
+  const trv_dim r = trvk_conv_merge(groups, cg, og);
+  if (r * og > most - 16 || cg > most / r) return 0;
+  n = trvk_round16(r * og);
+  const trv_dim factor[3] = {groups / r, r * cg, taps};
   for (int i = 0; i < 3; i++) {
     if (factor[i] <= 0 || n > most / factor[i]) return 0;
     n *= factor[i];
@@ -70,15 +73,17 @@ static void pack_conv(const shape *s, const trvf_conv_attrs *a, const int64_t *d
   const trv_dim o_step = (trv_dim)(s->transposed ? step[1] : step[0]);
   const trv_dim g_step = (trv_dim)step[0] * (s->transposed ? s->cg : s->og);
   const int dw = trvk_conv_is_depthwise(s->groups, s->cg);
-  const trv_dim panels = trvk_panels(s->og), wide = trvk_round16(s->groups * s->og);
+  const trv_dim r = trvk_conv_merge(s->groups, s->cg, s->og), cg = r * s->cg;
+  const trv_dim panels = trvk_panels(r * s->og), wide = trvk_round16(s->groups * s->og);
   for (trv_dim g = 0; g < s->groups; g++)
     for (trv_dim t = 0; t < s->taps; t++) {
       const trv_dim w = t % size[2], h = t / size[2] % size[1], d = t / size[2] / size[1];
       const float *from = src + g * g_step + d * move[0] + h * move[1] + w * move[2];
       for (trv_dim o = 0; o < s->og; o++)
         for (trv_dim c = 0; c < s->cg; c++) {
+          const trv_dim col = g % r * s->og + o, row = g % r * s->cg + c; /* in the merged group */
           const trv_dim to = dw ? t * wide + g * s->og + o
-                                : (((g * panels + o / 16) * s->taps + t) * s->cg + c) * 16 + o % 16;
+                                : (((g / r * panels + col / 16) * s->taps + t) * cg + row) * 16 + col % 16;
           dst[to] = from[o * o_step + c * c_step];
         }
     }

@@ -1,19 +1,26 @@
-/* reduce.c - reductions over any set of axes: checks, and the order in which elements are visited. */
+/* reduce.c - reductions over any set of axes: checks, and the order in which elements are visited.
+ */
 #include "reduce.h"
+
 #include "walk.h"
 
-static int is_arg(uint32_t kind) { return kind == TRV_REDUCE_KIND_ARGMAX || kind == TRV_REDUCE_KIND_ARGMIN; }
-static int is_test(uint32_t kind) { return kind == TRV_REDUCE_KIND_ANY || kind == TRV_REDUCE_KIND_ALL; }
+static int is_arg(uint32_t kind) {
+  return kind == TRV_REDUCE_KIND_ARGMAX || kind == TRV_REDUCE_KIND_ARGMIN;
+}
+static int is_test(uint32_t kind) {
+  return kind == TRV_REDUCE_KIND_ANY || kind == TRV_REDUCE_KIND_ALL;
+}
 static int needs_elements(uint32_t kind) {
   return is_arg(kind) || kind == TRV_REDUCE_KIND_MAX || kind == TRV_REDUCE_KIND_MIN;
 }
 
-const char *trvk_reduce_check(const trvk_call *call, int64_t *expected, int64_t *got) {
+const char* trvk_reduce_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *y = call->out;
-  const trvf_reduce_attrs *a = call->attrs;
+  const trvf_reduce_attrs* a = call->attrs;
   const int real = trvk_dtype_is_float(x->dtype);
   if (a->kind >= TRV_REDUCE_KIND_COUNT)
-    return trvk_fail(TRVK_SAY("unknown reduction"), TRV_REDUCE_KIND_COUNT - 1, a->kind, expected, got);
+    return trvk_fail(TRVK_SAY("unknown reduction"), TRV_REDUCE_KIND_COUNT - 1, a->kind, expected,
+                     got);
   if (x->rank != y->rank || a->axes >> x->rank)
     return trvk_fail(TRVK_SAY("rank of a reduction"), x->rank, y->rank, expected, got);
   trv_dim reduced = 1;
@@ -21,7 +28,8 @@ const char *trvk_reduce_check(const trvk_call *call, int64_t *expected, int64_t 
     const int gone = (a->axes >> i) & 1;
     if (gone) reduced *= x->dim[i];
     if (y->dim[i] != (gone ? 1 : x->dim[i]))
-      return trvk_fail(TRVK_SAY("size of a reduction's output"), gone ? 1 : x->dim[i], y->dim[i], expected, got);
+      return trvk_fail(TRVK_SAY("size of a reduction's output"), gone ? 1 : x->dim[i], y->dim[i],
+                       expected, got);
   }
   uint32_t want = x->dtype;
   if (is_arg(a->kind)) want = TRV_DTYPE_I64;
@@ -31,20 +39,32 @@ const char *trvk_reduce_check(const trvk_call *call, int64_t *expected, int64_t 
   if (y->dtype != want && !(sums && !real && whole))
     return trvk_fail(TRVK_SAY("dtype of a reduction's output"), want, y->dtype, expected, got);
   if ((a->kind == TRV_REDUCE_KIND_MEAN || a->kind == TRV_REDUCE_KIND_VAR) && !real)
-    return trvk_fail(TRVK_SAY("mean and var are for floats"), TRV_DTYPE_F32, x->dtype, expected, got);
+    return trvk_fail(TRVK_SAY("mean and var are for floats"), TRV_DTYPE_F32, x->dtype, expected,
+                     got);
   if (reduced == 0 && needs_elements(a->kind) && trvk_count(y) > 0)
     return trvk_fail(TRVK_SAY("a reduction of nothing has no extreme"), 1, 0, expected, got);
   return NULL;
 }
 
-uint32_t trvk_reduce_tiles(const trvk_call *call, uint32_t workers) {
-  return trvk_tiles(trvk_count(call->in), trvk_count(call->out), workers);
-}
-
 static trv_dim magnitude(trv_dim x) { return x < 0 ? -x : x; }
 
-/* Sorts (by the input's stride, largest first; not for argmax, whose positions count) and merges axes. */
-static uint32_t merge_axes(uint32_t n, trv_dim *dim, trv_dim *a, trv_dim *b, int keep_order) {
+uint32_t trvk_reduce_tiles(const trvk_call* call, uint32_t workers) {
+  const trv_tensor* x = call->in;
+  const trvf_reduce_attrs* a = call->attrs;
+  trv_dim least = 0;
+  int kept =
+      0; /* is the densest axis kept? Then outputs are made in columns, which should stay wide. */
+  for (uint32_t i = 0; i < x->rank; i++)
+    if (x->dim[i] > 1 && (least == 0 || magnitude(x->stride[i]) < least)) {
+      least = magnitude(x->stride[i]);
+      kept = !((a->axes >> i) & 1);
+    }
+  return trvk_tiles(trvk_count(x), trvk_count(call->out) / (kept ? 16 : 1), workers);
+}
+
+/* Sorts (by the input's stride, largest first; not for argmax, whose positions count) and merges
+ * axes. */
+static uint32_t merge_axes(uint32_t n, trv_dim* dim, trv_dim* a, trv_dim* b, int keep_order) {
   for (uint32_t i = 1; i < n && !keep_order; i++)
     for (uint32_t k = i; k > 0 && magnitude(a[k]) > magnitude(a[k - 1]); k--) {
       trv_dim t = dim[k];
@@ -74,9 +94,9 @@ static uint32_t merge_axes(uint32_t n, trv_dim *dim, trv_dim *a, trv_dim *b, int
   return last + 1;
 }
 
-static void plan_reduce(trvk_reduce_plan *p, const trvk_call *call) {
+static void plan_reduce(trvk_reduce_plan* p, const trvk_call* call) {
   const trv_tensor *x = call->in, *y = call->out;
-  const trvf_reduce_attrs *a = call->attrs;
+  const trvf_reduce_attrs* a = call->attrs;
   trv_dim none[TRV_MAX_RANK] = {0};
   uint32_t k = 0, r = 0;
   p->outputs = p->count = 1;
@@ -101,12 +121,13 @@ static void plan_reduce(trvk_reduce_plan *p, const trvk_call *call) {
   p->correction = a->correction;
 }
 
-void trvk_reduce__ref(const trvk_call *call, uint32_t tile) {
+void trvk_reduce__ref(const trvk_call* call, uint32_t tile) {
   const trv_tensor *x = call->in, *y = call->out;
   trvk_reduce_plan p;
   plan_reduce(&p, call);
   if (p.outputs == 0) return;
-  const trv_dim in_size = (trv_dim)trv_dtype_size(x->dtype), out_size = (trv_dim)trv_dtype_size(y->dtype);
+  const trv_dim in_size = (trv_dim)trv_dtype_size(x->dtype),
+                out_size = (trv_dim)trv_dtype_size(y->dtype);
   const int real = trvk_dtype_is_float(x->dtype), wide = x->dtype == TRV_DTYPE_F64;
   trv_dim index[TRV_MAX_RANK], at, end;
   const uint32_t last = p.k - 1;
@@ -116,14 +137,16 @@ void trvk_reduce__ref(const trvk_call *call, uint32_t tile) {
   trvk_split(p.outputs, call->tiles, tile, &at, &end);
   trvk_walk_seek(p.k, p.kept, at, index);
   while (at < end) {
-    const uint8_t *src = x->data + trvk_walk_at(p.k, index, p.kept_in) * in_size;
-    uint8_t *dst = y->data + trvk_walk_at(p.k, index, p.kept_out) * out_size;
+    const uint8_t* src = x->data + trvk_walk_at(p.k, index, p.kept_in) * in_size;
+    uint8_t* dst = y->data + trvk_walk_at(p.k, index, p.kept_out) * out_size;
     trv_dim n = 1;
     if (columns) {
       n = p.kept[last] - index[last];
       if (n > TRVK_REDUCE_COLS) n = TRVK_REDUCE_COLS;
       if (n > end - at) n = end - at;
-      (wide ? trvk_reduce_cols_f64 : real ? trvk_reduce_cols_f32 : trvk_reduce_cols_i64)(&p, src, dst, n);
+      (wide   ? trvk_reduce_cols_f64
+       : real ? trvk_reduce_cols_f32
+              : trvk_reduce_cols_i64)(&p, src, dst, n);
     } else {
       (wide ? trvk_reduce_row_f64 : real ? trvk_reduce_row_f32 : trvk_reduce_row_i64)(&p, src, dst);
     }

@@ -1,7 +1,8 @@
-/* reduce_core.c - reductions in float (f16, bf16, f32), double (f64) and int64 (integers and bool; sums wrap). */
+/* reduce_core.c - reductions in float (f16, bf16, f32), double (f64) and int64 (integers and bool;
+ * sums wrap). */
 #include "reduce.h"
 
-static void store_f64(uint8_t *dst, const double *src, uint32_t dtype, trv_dim stride, trv_dim n) {
+static void store_f64(uint8_t* dst, const double* src, uint32_t dtype, trv_dim stride, trv_dim n) {
   trvk_store(dst, src, dtype, 1, 0, n, stride);
 }
 

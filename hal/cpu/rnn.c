@@ -119,7 +119,7 @@ uint32_t trvk_rnn_tiles(const trvk_call *call, uint32_t workers) {
   int64_t e, g;
   if (make(call, &p, &e, &g) || !(a->packed || call->in[0].dtype == TRV_DTYPE_F64)) return 1; /* packing is not shared */
   const double work = (double)p.t * (double)p.n * (double)p.gates * (double)(p.in + p.out) / 8.0;
-  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, p.n / 4, workers < p.n / 4 ? workers : 1);
+  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, p.n / 4, workers);
 }
 
 /* ---- float32 ---------------------------------------------------------------------------------------------------------- */

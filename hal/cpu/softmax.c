@@ -1,9 +1,10 @@
-/* softmax.c - softmax and log-softmax along one axis. Computed in float (f16, bf16, f32) or double (f64). */
+/* softmax.c - softmax and log-softmax along one axis. Computed in float (f16, bf16, f32) or double
+ * (f64). */
 #include "convert.h"
 #include "vmath.h"
 #include "walk.h"
 
-enum { CHUNK = 256, COLS = 64 };
+enum { LANES = 32, CHUNK = 256, COLS = 64 }; /* LANES: partial results, one vector loop over them */
 
 typedef struct softmax_plan {
   trv_dim n, x_step, out_step; /* along the axis */
@@ -11,7 +12,7 @@ typedef struct softmax_plan {
   uint32_t dtype, log;
 } softmax_plan;
 
-static void store_f64(uint8_t *dst, const double *src, uint32_t dtype, trv_dim stride, trv_dim n) {
+static void store_f64(uint8_t* dst, const double* src, uint32_t dtype, trv_dim stride, trv_dim n) {
   trvk_store(dst, src, dtype, 1, 0, n, stride);
 }
 
@@ -40,31 +41,37 @@ static void store_f64(uint8_t *dst, const double *src, uint32_t dtype, trv_dim s
 #define LOG log
 #include "softmax.inc"
 
-const char *trvk_softmax_check(const trvk_call *call, int64_t *expected, int64_t *got) {
+const char* trvk_softmax_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *y = call->out;
-  const trvf_softmax_attrs *a = call->attrs;
-  if (x->dtype != y->dtype) return trvk_fail(TRVK_SAY("dtypes differ"), x->dtype, y->dtype, expected, got);
+  const trvf_softmax_attrs* a = call->attrs;
+  if (x->dtype != y->dtype)
+    return trvk_fail(TRVK_SAY("dtypes differ"), x->dtype, y->dtype, expected, got);
   if (!trvk_same_shape(x, y))
-    return trvk_fail(TRVK_SAY("shapes differ"), (int64_t)trvk_count(x), (int64_t)trvk_count(y), expected, got);
-  if (a->axis >= x->rank) return trvk_fail(TRVK_SAY("no such axis"), (int64_t)x->rank - 1, a->axis, expected, got);
+    return trvk_fail(TRVK_SAY("shapes differ"), (int64_t)trvk_count(x), (int64_t)trvk_count(y),
+                     expected, got);
+  if (a->axis >= x->rank)
+    return trvk_fail(TRVK_SAY("no such axis"), (int64_t)x->rank - 1, a->axis, expected, got);
   return NULL;
 }
 
-uint32_t trvk_softmax_tiles(const trvk_call *call, uint32_t workers) {
-  const trvf_softmax_attrs *a = call->attrs;
+uint32_t trvk_softmax_tiles(const trvk_call* call, uint32_t workers) {
+  const trvf_softmax_attrs* a = call->attrs;
   const trv_dim n = trvk_count(call->out);
   return trvk_tiles(n * 4, n ? n / call->out->dim[a->axis] : 0, workers);
 }
 
 static trv_dim magnitude(trv_dim x) { return x < 0 ? -x : x; }
 
-void trvk_softmax__ref(const trvk_call *call, uint32_t tile) {
+void trvk_softmax__ref(const trvk_call* call, uint32_t tile) {
   const trv_tensor *x = call->in, *y = call->out;
-  const trvf_softmax_attrs *a = call->attrs;
+  const trvf_softmax_attrs* a = call->attrs;
   const trv_dim total = trvk_count(y), size = (trv_dim)trv_dtype_size(y->dtype);
   if (total == 0) return;
-  softmax_plan p = {.n = y->dim[a->axis], .x_step = x->stride[a->axis], .out_step = y->stride[a->axis],
-                    .dtype = x->dtype, .log = a->log};
+  softmax_plan p = {.n = y->dim[a->axis],
+                    .x_step = x->stride[a->axis],
+                    .out_step = y->stride[a->axis],
+                    .dtype = x->dtype,
+                    .log = a->log};
   trv_dim dim[TRV_MAX_RANK], stride[2][TRV_MAX_RANK], index[TRV_MAX_RANK], at, end;
   uint32_t rank = 0;
   for (uint32_t i = 0; i < y->rank; i++) {
@@ -81,8 +88,8 @@ void trvk_softmax__ref(const trvk_call *call, uint32_t tile) {
   trvk_split(total / p.n, call->tiles, tile, &at, &end);
   trvk_walk_seek(rank, dim, at, index);
   while (at < end) {
-    const uint8_t *src = x->data + trvk_walk_at(rank, index, stride[1]) * size;
-    uint8_t *dst = y->data + trvk_walk_at(rank, index, stride[0]) * size;
+    const uint8_t* src = x->data + trvk_walk_at(rank, index, stride[1]) * size;
+    uint8_t* dst = y->data + trvk_walk_at(rank, index, stride[0]) * size;
     trv_dim n = 1;
     if (columns) {
       n = dim[rank - 1] - index[rank - 1];

@@ -1,8 +1,10 @@
-/* vmath.h - float32 functions that vectorise: straight-line code without tables, branches or libm calls.
+/* vmath.h - float32 functions that vectorise: straight-line code without tables, branches or libm
+ * calls.
  *
- * A loop over them with -O3 -fno-trapping-math becomes SIMD on any target. Errors are at most about 2 units in the last place unless a
- * comment says more. NaN goes through, infinities and denormals are right. They need the default rounding mode and a
- * compiler that keeps the order of float operations (no -ffast-math). Coefficients are our own fits (Chebyshev nodes).
+ * A loop over them with -O3 -fno-trapping-math becomes SIMD on any target. Errors are at most about
+ * 2 units in the last place unless a comment says more. NaN goes through, infinities and denormals
+ * are right. They need the default rounding mode and a compiler that keeps the order of float
+ * operations (no -ffast-math). Coefficients are our own fits (Chebyshev nodes).
  */
 #ifndef TRVK_VMATH_H
 #define TRVK_VMATH_H
@@ -10,33 +12,42 @@
 #include <math.h>
 #include <stdint.h>
 
+/* Always inline: a loop over a call does not vectorise, and big switches use up the compiler's own
+ * budget. */
+#if defined(__GNUC__)
+#define TRVK_INLINE static inline __attribute__((always_inline))
+#else
+#define TRVK_INLINE static inline
+#endif
+
 typedef union trvk_bits {
   float f;
   uint32_t u;
   int32_t i;
 } trvk_bits;
 
-static inline float trvk_from_bits(uint32_t u) {
+TRVK_INLINE float trvk_from_bits(uint32_t u) {
   trvk_bits v;
   v.u = u;
   return v.f;
 }
-static inline uint32_t trvk_to_bits(float f) {
+TRVK_INLINE uint32_t trvk_to_bits(float f) {
   trvk_bits v;
   v.f = f;
   return v.u;
 }
 
-#define TRVK_ROUNDER 12582912.0f /* 1.5 * 2^23: x + it rounds x to an integer, whose value is then in the low bits */
+#define TRVK_ROUNDER \
+  12582912.0f /* 1.5 * 2^23: x + it rounds x to an integer, whose value is then in the low bits */
 
 /* 2^n for n in [-252, 254] in two factors, so that results may be denormal or overflow. */
-static inline float trvk_scale(float x, uint32_t n) {
+TRVK_INLINE float trvk_scale(float x, uint32_t n) {
   const uint32_t half = (uint32_t)((int32_t)n >> 1);
   return x * trvk_from_bits((half + 127u) << 23) * trvk_from_bits((n - half + 127u) << 23);
 }
 
 /* (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2 */
-static inline float trvk_exp_tail(float r) {
+TRVK_INLINE float trvk_exp_tail(float r) {
   float p = 0.00139261761199f;
   p = p * r + 0.00836317307451f;
   p = p * r + 0.0416665546621f;
@@ -44,7 +55,7 @@ static inline float trvk_exp_tail(float r) {
   return p * r + 0.5f;
 }
 
-static inline float trvk_exp(float x) {
+TRVK_INLINE float trvk_exp(float x) {
   const float lo = x < -104.0f ? -104.0f : x;
   const float c = lo > 89.0f ? 89.0f : lo;
   const float t = c * 1.44269504f + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
@@ -53,7 +64,7 @@ static inline float trvk_exp(float x) {
   return trvk_scale(y, trvk_to_bits(t) - trvk_to_bits(TRVK_ROUNDER));
 }
 
-static inline float trvk_exp2(float x) {
+TRVK_INLINE float trvk_exp2(float x) {
   const float lo = x < -151.0f ? -151.0f : x;
   const float c = lo > 129.0f ? 129.0f : lo;
   const float t = c + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
@@ -62,28 +73,29 @@ static inline float trvk_exp2(float x) {
   return trvk_scale(y, trvk_to_bits(t) - trvk_to_bits(TRVK_ROUNDER));
 }
 
-static inline float trvk_expm1(float x) {
+TRVK_INLINE float trvk_expm1(float x) {
   const float lo = x < -18.0f ? -18.0f : x;
   const float c = lo > 89.0f ? 89.0f : lo;
   const float t = c * 1.44269504f + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
   const float r = (c - n * 0.693115234375f) - n * 3.1946183298714459e-05f;
   const float p = r + r * r * trvk_exp_tail(r);
   const uint32_t k = trvk_to_bits(t) - trvk_to_bits(TRVK_ROUNDER);
-  /* 2^k * p + (2^k - 1); k is in [-26, 128], so half of it is a normal number's exponent: 2^127 * 2 would overflow. */
+  /* 2^k * p + (2^k - 1); k is in [-26, 128], so half of it is a normal number's exponent: 2^127 * 2
+   * would overflow. */
   const float s = trvk_from_bits((k + 126u) << 23);
   const float y = (s * p + (s - 0.5f)) * 2.0f;
   return c == 0.0f ? x : y;
 }
 
 /* Splits a positive normal x into 2^*e * m with m in [sqrt(1/2), sqrt(2)); returns m - 1. */
-static inline float trvk_log_split(float x, float *e) {
+TRVK_INLINE float trvk_log_split(float x, float* e) {
   const uint32_t u = trvk_to_bits(x) - 0x3F3504F3u;
   *e = (float)((int32_t)u >> 23);
   return trvk_from_bits((u & 0x7FFFFFu) + 0x3F3504F3u) - 1.0f;
 }
 
 /* log(1 + f) for f in [sqrt(1/2) - 1, sqrt(2) - 1], as f - *minus */
-static inline float trvk_log_tail(float f) {
+TRVK_INLINE float trvk_log_tail(float f) {
   const float s = f / (2.0f + f), z = s * s, half = 0.5f * f * f;
   float p = 0.233304672163f;
   p = p * z + 0.28550820816f;
@@ -92,13 +104,13 @@ static inline float trvk_log_tail(float f) {
   return half - s * (half + z * p);
 }
 
-static inline float trvk_log_ends(float x, float y) {
+TRVK_INLINE float trvk_log_ends(float x, float y) {
   const float a = x == 0.0f ? -INFINITY : y;
   const float b = x < 0.0f ? NAN : a;
   return x < INFINITY ? b : x; /* infinity and NaN stay */
 }
 
-static inline float trvk_log(float x) {
+TRVK_INLINE float trvk_log(float x) {
   const float tiny = x < 1.17549435e-38f ? 1.0f : 0.0f;
   float e;
   const float f = trvk_log_split(x * (1.0f + tiny * 8388607.0f), &e);
@@ -107,29 +119,31 @@ static inline float trvk_log(float x) {
   return trvk_log_ends(x, y);
 }
 
-static inline float trvk_log2(float x) {
+TRVK_INLINE float trvk_log2(float x) {
   const float tiny = x < 1.17549435e-38f ? 1.0f : 0.0f;
   float e;
   const float f = trvk_log_split(x * (1.0f + tiny * 8388607.0f), &e);
   e -= tiny * 23.0f;
-  /* 1/ln 2 = 1.4375 + 0.0051950408889634; f * 1.4375 is nearly exact when f has its low 12 bits cut off. */
+  /* 1/ln 2 = 1.4375 + 0.0051950408889634; f * 1.4375 is nearly exact when f has its low 12 bits cut
+   * off. */
   const float hi = trvk_from_bits(trvk_to_bits(f) & 0xFFFFF000u), lo = (f - hi) - trvk_log_tail(f);
   const float y = hi * 1.4375f + (lo * 1.44269504f + hi * 0.0051950408889634f);
   return trvk_log_ends(x, e + y);
 }
 
-static inline float trvk_log10(float x) {
+TRVK_INLINE float trvk_log10(float x) {
   const float tiny = x < 1.17549435e-38f ? 1.0f : 0.0f;
   float e;
   const float f = trvk_log_split(x * (1.0f + tiny * 8388607.0f), &e);
   e -= tiny * 23.0f;
   /* log10(2) = 0.301025390625 + 4.6050389811952e-6; 1/ln 10 = 0.43359375 + 0.00070073190325183 */
   const float hi = trvk_from_bits(trvk_to_bits(f) & 0xFFFFF000u), lo = (f - hi) - trvk_log_tail(f);
-  const float y = hi * 0.43359375f + (lo * 0.434294482f + (hi * 0.00070073190325183f + e * 4.6050389811952e-06f));
+  const float y = hi * 0.43359375f +
+                  (lo * 0.434294482f + (hi * 0.00070073190325183f + e * 4.6050389811952e-06f));
   return trvk_log_ends(x, e * 0.301025390625f + y);
 }
 
-static inline float trvk_log1p(float x) {
+TRVK_INLINE float trvk_log1p(float x) {
   const float u = 1.0f + x, v = u - 1.0f;
   const float y = trvk_log(u) + (x - v) / u;
   const float a = u == 0.0f ? -INFINITY : y;
@@ -137,16 +151,16 @@ static inline float trvk_log1p(float x) {
 }
 
 /* 3 units */
-static inline float trvk_tanh(float x) {
+TRVK_INLINE float trvk_tanh(float x) {
   const float a = fabsf(x), c = a > 10.0f ? 10.0f : a;
   const float t = trvk_expm1(2.0f * c), y = t / (t + 2.0f);
   return copysignf(a == a ? y : x, x);
 }
 
-static inline float trvk_sigmoid(float x) { return 1.0f / (1.0f + trvk_exp(-x)); }
+TRVK_INLINE float trvk_sigmoid(float x) { return 1.0f / (1.0f + trvk_exp(-x)); }
 
 /* erf(x) for |x| < 0.9 */
-static inline float trvk_erf_near(float x) {
+TRVK_INLINE float trvk_erf_near(float x) {
   const float z = x * x;
   float p = 8.52940132284e-05f;
   p = p * z - 0.000817963218089f;
@@ -158,7 +172,7 @@ static inline float trvk_erf_near(float x) {
   return x * p;
 }
 /* erfc(a) for a in [0.85, 3.95], 0 above */
-static inline float trvk_erfc_far(float a) {
+TRVK_INLINE float trvk_erfc_far(float a) {
   const float t = a > 3.95f ? 3.95f : a;
   float q = -3.68385081224e-07f; /* -log(erfc(t)) / t */
   q = q * t + 6.30692678385e-06f;
@@ -173,16 +187,17 @@ static inline float trvk_erfc_far(float a) {
   return a > 3.95f ? 0.0f : y;
 }
 
-static inline float trvk_erf(float x) {
+TRVK_INLINE float trvk_erf(float x) {
   const float a = fabsf(x), near = trvk_erf_near(x), far = copysignf(1.0f - trvk_erfc_far(a), x);
   return a < 0.875f ? near : (a == a ? far : x);
 }
 
-/* ---- sin and cos: |x| <= TRVK_TRIG_MAX only; beyond it use libm ----------------------------------------------------- */
+/* ---- sin and cos: |x| <= TRVK_TRIG_MAX only; beyond it use libm
+ * ----------------------------------------------------- */
 #define TRVK_TRIG_MAX 20000.0f
 
 /* sin(x + quarter * pi / 2) */
-static inline float trvk_sin_quarter(float x, uint32_t quarter) {
+TRVK_INLINE float trvk_sin_quarter(float x, uint32_t quarter) {
   const float t = x * 0.636619772f + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
   const float r = ((x - n * 1.5703125f) - n * 0.00048351287841796875f) - n * 3.1391647326e-07f;
   const uint32_t k = trvk_to_bits(t) + quarter;
@@ -199,32 +214,34 @@ static inline float trvk_sin_quarter(float x, uint32_t quarter) {
   const float y = (k & 1u) ? c : s;
   return trvk_from_bits(trvk_to_bits(x == 0.0f && quarter == 0 ? x : y) ^ ((k & 2u) << 30));
 }
-static inline float trvk_sin(float x) { return trvk_sin_quarter(x, 0); }
-static inline float trvk_cos(float x) { return trvk_sin_quarter(x, 1); }
+TRVK_INLINE float trvk_sin(float x) { return trvk_sin_quarter(x, 0); }
+TRVK_INLINE float trvk_cos(float x) { return trvk_sin_quarter(x, 1); }
 
-/* ---- activations, computed as torch does ------------------------------------------------------------------------------ */
-static inline float trvk_relu(float x) { return x < 0.0f ? 0.0f : x; } /* NaN stays */
-static inline float trvk_clamp(float x, float lo, float hi) {          /* NaN stays */
+/* ---- activations, computed as torch does
+ * ------------------------------------------------------------------------------ */
+TRVK_INLINE float trvk_relu(float x) { return x < 0.0f ? 0.0f : x; } /* NaN stays */
+TRVK_INLINE float trvk_clamp(float x, float lo, float hi) {          /* NaN stays */
   const float y = x < lo ? lo : x;
   return y > hi ? hi : y;
 }
-static inline float trvk_gelu(float x) { /* x times the normal distribution, exact in the lower tail too */
+TRVK_INLINE float trvk_gelu(
+    float x) { /* x times the normal distribution, exact in the lower tail too */
   const float u = x * 0.707106781f, a = fabsf(u), tail = 0.5f * trvk_erfc_far(a);
   const float near = 0.5f + 0.5f * trvk_erf_near(u), far = x > 0.0f ? 1.0f - tail : tail;
-  return x == -INFINITY ? -0.0f : x * (a < 0.875f ? near : far);
+  return x * (a < 0.875f ? near : far);
 }
-static inline float trvk_gelu_tanh(float x) {
+TRVK_INLINE float trvk_gelu_tanh(float x) {
   return 0.5f * x * (1.0f + trvk_tanh(0.797884561f * (x + 0.044715f * x * x * x)));
 }
-static inline float trvk_silu(float x) { return x / (1.0f + trvk_exp(-x)); }
-static inline float trvk_hard_sigmoid(float x) { return trvk_clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
-static inline float trvk_hard_swish(float x) { return x * trvk_clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
-static inline float trvk_softplus(float x) {
+TRVK_INLINE float trvk_silu(float x) { return x / (1.0f + trvk_exp(-x)); }
+TRVK_INLINE float trvk_hard_sigmoid(float x) { return trvk_clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
+TRVK_INLINE float trvk_hard_swish(float x) { return x * trvk_clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
+TRVK_INLINE float trvk_softplus(float x) {
   const float y = trvk_log1p(trvk_exp(x));
   return x > 20.0f ? x : y;
 }
-static inline float trvk_mish(float x) { return x * trvk_tanh(trvk_softplus(x)); }
-static inline float trvk_elu(float x) {
+TRVK_INLINE float trvk_mish(float x) { return x * trvk_tanh(trvk_softplus(x)); }
+TRVK_INLINE float trvk_elu(float x) {
   const float y = trvk_expm1(x);
   return x > 0.0f ? x : y;
 }

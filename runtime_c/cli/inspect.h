@@ -5,6 +5,6 @@
 #include "trivet/trivet.h"
 
 /* Prints what is in a program; the exit status. */
-int inspect(const trv_program *prog, const char *path, int json);
-const char *dtype_name(uint32_t dtype);
+int inspect(const trv_program* prog, const char* path, int json);
+const char* dtype_name(uint32_t dtype);
 #endif

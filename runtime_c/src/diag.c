@@ -1,49 +1,68 @@
 /* diag.c - errors as data, and one line of text for people. */
 #include "private.h"
 
-void trvi_diag_clear(trv_diag *diag) {
+void trvi_diag_clear(trv_diag* diag) {
   memset(diag, 0, sizeof(*diag));
   diag->step = diag->time = diag->value = diag->axis = TRV_NONE;
 }
 
-trv_status trvi_fail(trv_diag *diag, trv_status status, const char *what) {
+#define ROW(name, status, text) status text "\0"
+#define BARE(name, status, text) status "\0"
+
+/* All faults one after another: a status digit, a text, a NUL. */
+static const char* text_of(int fault) {
+#ifdef TRV_NO_TEXT
+  static const char texts[] = TRVI_FAULTS(BARE);
+#else
+  static const char texts[] = TRVI_FAULTS(ROW);
+#endif
+  const char* at = texts;
+  while (--fault > 0)
+    while (*at++) {
+    }
+  return at;
+}
+
+trv_status trvi_fail_at(trv_diag* diag, int fault, uint32_t value, trv_dim expected, trv_dim got) {
+  const char* text = text_of(fault);
+  const trv_status status = '0' - *text;
   if (diag) {
     trvi_diag_clear(diag);
     diag->status = status;
-    diag->what = what;
-  }
-  return status;
-}
-
-trv_status trvi_fail_at(trv_diag *diag, trv_status status, const char *what, uint32_t value, trv_dim expected,
-                        trv_dim got) {
-  trvi_fail(diag, status, what);
-  if (diag) {
     diag->value = value;
     diag->expected = expected;
     diag->got = got;
+#ifndef TRV_NO_TEXT
+    diag->what = text + 1;
+#endif
   }
   return status;
 }
 
-const char *trv_status_text(trv_status status) {
-  static const char names[][12] = {"state", "device", "unsupported", "memory", "version",
-                                   "format", "argument", "ok", "pending"};
+trv_status trvi_fail_of(trv_diag* diag, int fault, uint32_t value) {
+  return trvi_fail_at(diag, fault, value, 0, 0);
+}
+
+trv_status trvi_fail(trv_diag* diag, int fault) { return trvi_fail_of(diag, fault, TRV_NONE); }
+
+const char* trv_status_text(trv_status status) {
+  static const char names[][12] = {"state",  "device",   "unsupported", "memory", "version",
+                                   "format", "argument", "ok",          "pending"};
   return status >= TRV_STATE && status <= TRV_PENDING ? names[status - TRV_STATE] : "unknown";
 }
 
 /* A text cut to the size of its buffer that still counts its whole length. */
 typedef struct line {
-  char *out;
+  char* out;
   size_t size, length;
 } line;
 
-static void put_text(line *l, const char *text) {
+static void put_text(line* l, const char* text) {
   for (; *text; text++, l->length++)
     if (l->length + 1 < l->size) l->out[l->length] = *text;
 }
 
-static void put_number(line *l, int64_t v) {
+static void put_number(line* l, int64_t v) {
   char digits[24];
   uint32_t at = sizeof(digits) - 1;
   uint64_t u = v < 0 ? 0 - (uint64_t)v : (uint64_t)v;
@@ -56,13 +75,13 @@ static void put_number(line *l, int64_t v) {
   put_text(l, digits + at);
 }
 
-static void put_field(line *l, const char *name, uint32_t v) {
+static void put_field(line* l, const char* name, uint32_t v) {
   if (v == TRV_NONE) return;
   put_text(l, name);
   put_number(l, v);
 }
 
-size_t trv_diag_print(const trv_diag *diag, char *out, size_t size) {
+size_t trv_diag_print(const trv_diag* diag, char* out, size_t size) {
   line l = {out, out ? size : 0, 0};
   if (!diag) {
     put_text(&l, "no diag");

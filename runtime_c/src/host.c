@@ -1,5 +1,5 @@
-/* host.c - trivet on a machine with files, malloc and threads. The only file of the runtime that uses them, together
- * with host_pool.c; built on the public API alone. */
+/* host.c - trivet on a machine with files, malloc and threads. The only file of the runtime that
+ * uses them, together with host_pool.c; built on the public API alone. */
 #if !defined(_WIN32)
 #define _POSIX_C_SOURCE 200809L
 #include <fcntl.h>
@@ -26,10 +26,10 @@ typedef struct mapping {
 struct trv_host {
   trv_program program;
   mapping file, weights;
-  trvi_pool *pool;
+  trvi_pool* pool;
   trv_runner runner;
   trv_bound_device device;
-  void *device_memory;
+  void* device_memory;
   int unchecked; /* CRCs were deferred and nobody has needed them yet */
 #if !defined(_WIN32)
   pthread_mutex_t lock; /* of unchecked */
@@ -45,17 +45,17 @@ typedef struct block {
 } block;
 
 struct trv_context {
-  trv_host *host;
+  trv_host* host;
   uint32_t entry_count, block_count;
-  trv_session **sessions;
-  void **memories;   /* of the sessions */
-  size_t *sizes;     /* of memories */
-  uint32_t **blocks; /* by entry and region: index into block, or TRV_NONE */
-  uint32_t *regions; /* by entry: how many */
-  block *block;
+  trv_session** sessions;
+  void** memories;   /* of the sessions */
+  size_t* sizes;     /* of memories */
+  uint32_t** blocks; /* by entry and region: index into block, or TRV_NONE */
+  uint32_t* regions; /* by entry: how many */
+  block* block;
 };
 
-static trv_status fail(trv_diag *d, trv_status status, const char *what) {
+static trv_status fail(trv_diag* d, trv_status status, const char* what) {
   if (d) {
     memset(d, 0, sizeof(*d));
     d->status = status;
@@ -65,19 +65,20 @@ static trv_status fail(trv_diag *d, trv_status status, const char *what) {
   return status;
 }
 
-/* ---- memory and files ---------------------------------------------------------------------------------------------- */
-static void *aligned_new(size_t size, size_t align) {
+/* ---- memory and files
+ * ---------------------------------------------------------------------------------------------- */
+static void* aligned_new(size_t size, size_t align) {
   if (align < BASE_ALIGN) align = BASE_ALIGN;
   if (size > SIZE_MAX - align) return NULL;
 #if defined(_WIN32)
   return _aligned_malloc(size + !size, align);
 #else
-  void *p = NULL;
+  void* p = NULL;
   return posix_memalign(&p, align, size + !size) ? NULL : p;
 #endif
 }
 
-static void aligned_delete(void *p) {
+static void aligned_delete(void* p) {
 #if defined(_WIN32)
   _aligned_free(p);
 #else
@@ -86,14 +87,15 @@ static void aligned_delete(void *p) {
 }
 
 #if defined(_WIN32)
-static trv_status map_file(const char *path, mapping *out, trv_diag *d) {
-  FILE *f = fopen(path, "rb");
-  uint8_t *p = NULL;
+static trv_status map_file(const char* path, mapping* out, trv_diag* d) {
+  FILE* f = fopen(path, "rb");
+  uint8_t* p = NULL;
   long long size = -1;
   if (!f) return fail(d, TRV_DEVICE, "the file cannot be opened");
   if (_fseeki64(f, 0, SEEK_END) == 0) size = _ftelli64(f);
   if (size >= 0 && (unsigned long long)size < SIZE_MAX) p = aligned_new((size_t)size, BASE_ALIGN);
-  const int ok = p && _fseeki64(f, 0, SEEK_SET) == 0 && fread(p, 1, (size_t)size, f) == (size_t)size;
+  const int ok =
+      p && _fseeki64(f, 0, SEEK_SET) == 0 && fread(p, 1, (size_t)size, f) == (size_t)size;
   fclose(f);
   if (!ok) {
     aligned_delete(p);
@@ -104,15 +106,16 @@ static trv_status map_file(const char *path, mapping *out, trv_diag *d) {
   out->owned = 1;
   return TRV_OK;
 }
-static void unmap_file(mapping *m) {
-  if (m->owned) aligned_delete((void *)(uintptr_t)m->span.data);
+static void unmap_file(mapping* m) {
+  if (m->owned) aligned_delete((void*)(uintptr_t)m->span.data);
 }
 #else
-static trv_status map_file(const char *path, mapping *out, trv_diag *d) {
+static trv_status map_file(const char* path, mapping* out, trv_diag* d) {
   struct stat info;
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return fail(d, TRV_DEVICE, "the file cannot be opened");
-  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size < 0 || (uint64_t)info.st_size > SIZE_MAX) {
+  if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size < 0 ||
+      (uint64_t)info.st_size > SIZE_MAX) {
     close(fd);
     return fail(d, TRV_DEVICE, "this is not a file that can be mapped");
   }
@@ -120,7 +123,7 @@ static trv_status map_file(const char *path, mapping *out, trv_diag *d) {
     close(fd);
     return fail(d, TRV_FORMAT, "the file is empty");
   }
-  void *p = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+  void* p = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
   close(fd);
   if (p == MAP_FAILED) return fail(d, TRV_DEVICE, "the file cannot be mapped");
   out->span.data = p;
@@ -128,13 +131,15 @@ static trv_status map_file(const char *path, mapping *out, trv_diag *d) {
   out->owned = 1;
   return TRV_OK;
 }
-static void unmap_file(mapping *m) {
-  if (m->owned) munmap((void *)(uintptr_t)m->span.data, m->span.size);
+static void unmap_file(mapping* m) {
+  if (m->owned) munmap((void*)(uintptr_t)m->span.data, m->span.size);
 }
 #endif
 
-/* ---- host ---------------------------------------------------------------------------------------------------------- */
-static trv_status open_host(trv_host *h, uint32_t flags, uint32_t threads, trv_diag *d) {
+/* ---- host
+ * ----------------------------------------------------------------------------------------------------------
+ */
+static trv_status open_host(trv_host* h, uint32_t flags, uint32_t threads, trv_diag* d) {
   trv_status st = trv_program_open(&h->program, h->file.span, flags);
   if (!st && h->weights.span.data) st = trv_program_attach(&h->program, h->weights.span, flags);
   if (st) {
@@ -158,8 +163,8 @@ static trv_status open_host(trv_host *h, uint32_t flags, uint32_t threads, trv_d
   return TRV_OK;
 }
 
-static trv_status finish_host(trv_host *h, trv_status st, uint32_t flags, uint32_t threads, trv_host **out,
-                              trv_diag *d) {
+static trv_status finish_host(trv_host* h, trv_status st, uint32_t flags, uint32_t threads,
+                              trv_host** out, trv_diag* d) {
   if (!st) st = open_host(h, flags, threads, d);
   if (st) {
     trv_host_close(h);
@@ -169,37 +174,37 @@ static trv_status finish_host(trv_host *h, trv_status st, uint32_t flags, uint32
   return TRV_OK;
 }
 
-static trv_host *new_host(void) {
-  trv_host *h = calloc(1, sizeof(*h));
+static trv_host* new_host(void) {
+  trv_host* h = calloc(1, sizeof(*h));
 #if !defined(_WIN32)
   if (h) pthread_mutex_init(&h->lock, NULL);
 #endif
   return h;
 }
 
-trv_status trv_host_open(const char *path, const char *weights, uint32_t flags, uint32_t threads, trv_host **out_host,
-                         trv_diag *out_diag) {
+trv_status trv_host_open(const char* path, const char* weights, uint32_t flags, uint32_t threads,
+                         trv_host** out_host, trv_diag* out_diag) {
   if (out_host) *out_host = NULL;
   if (!path || !out_host) return fail(out_diag, TRV_ARGUMENT, "path or out_host is NULL");
-  trv_host *h = new_host();
+  trv_host* h = new_host();
   if (!h) return fail(out_diag, TRV_MEMORY, "out of memory");
   trv_status st = map_file(path, &h->file, out_diag);
   if (!st && weights) st = map_file(weights, &h->weights, out_diag);
   return finish_host(h, st, flags, threads, out_host, out_diag);
 }
 
-trv_status trv_host_open_span(trv_span file, trv_span weights, uint32_t flags, uint32_t threads, trv_host **out_host,
-                              trv_diag *out_diag) {
+trv_status trv_host_open_span(trv_span file, trv_span weights, uint32_t flags, uint32_t threads,
+                              trv_host** out_host, trv_diag* out_diag) {
   if (out_host) *out_host = NULL;
   if (!out_host) return fail(out_diag, TRV_ARGUMENT, "out_host is NULL");
-  trv_host *h = new_host();
+  trv_host* h = new_host();
   if (!h) return fail(out_diag, TRV_MEMORY, "out of memory");
   h->file.span = file;
   h->weights.span = weights;
   return finish_host(h, TRV_OK, flags, threads, out_host, out_diag);
 }
 
-void trv_host_close(trv_host *host) {
+void trv_host_close(trv_host* host) {
   if (!host) return;
   trvi_pool_close(host->pool);
   if (host->device.device) trv_cpu_driver.close(host->device.device);
@@ -212,10 +217,10 @@ void trv_host_close(trv_host *host) {
   free(host);
 }
 
-const trv_program *trv_host_program(const trv_host *host) { return &host->program; }
+const trv_program* trv_host_program(const trv_host* host) { return &host->program; }
 
 /* Deferred CRCs are checked once, by the first context. */
-static trv_status check_once(trv_host *h, trv_diag *d) {
+static trv_status check_once(trv_host* h, trv_diag* d) {
   trv_status st = TRV_OK;
 #if !defined(_WIN32)
   pthread_mutex_lock(&h->lock);
@@ -229,9 +234,12 @@ static trv_status check_once(trv_host *h, trv_diag *d) {
   return st;
 }
 
-/* ---- context ------------------------------------------------------------------------------------------------------- */
-/* The block that region i of an entry shares with the other entries; made when new. arena: its position. */
-static uint32_t find_block(trv_context *c, const trv_region *r, uint32_t arena) {
+/* ---- context
+ * -------------------------------------------------------------------------------------------------------
+ */
+/* The block that region i of an entry shares with the other entries; made when new. arena: its
+ * position. */
+static uint32_t find_block(trv_context* c, const trv_region* r, uint32_t arena) {
   const uint32_t id = r->kind == TRV_REGION_KIND_STATE ? r->id : arena;
   uint32_t i = 0;
   while (i < c->block_count && (c->block[i].kind != r->kind || c->block[i].id != id)) i++;
@@ -245,10 +253,10 @@ static uint32_t find_block(trv_context *c, const trv_region *r, uint32_t arena) 
   return i;
 }
 
-static int grow_block(block *b, uint64_t size) {
+static int grow_block(block* b, uint64_t size) {
   if (size <= b->buf.size && b->buf.host) return 1;
   if (size > SIZE_MAX / 2) return 0;
-  void *p = aligned_new((size_t)size, b->align);
+  void* p = aligned_new((size_t)size, b->align);
   if (!p) return 0;
   aligned_delete(b->buf.host);
   b->buf.host = p;
@@ -256,7 +264,7 @@ static int grow_block(block *b, uint64_t size) {
   return 1;
 }
 
-static int dynamic(const trv_program *prog, uint32_t entry, uint32_t regions) {
+static int dynamic(const trv_program* prog, uint32_t entry, uint32_t regions) {
   trv_region r;
   for (uint32_t i = 0; i < regions; i++)
     if (trv_program_region(prog, entry, i, &r) == TRV_OK && (r.flags & 1)) return 1;
@@ -264,8 +272,8 @@ static int dynamic(const trv_program *prog, uint32_t entry, uint32_t regions) {
 }
 
 /* Which block each region of the entry is, and room in it for what is not planned again. */
-static trv_status share_regions(trv_context *c, uint32_t e, int replan, trv_diag *d) {
-  const trv_program *prog = &c->host->program;
+static trv_status share_regions(trv_context* c, uint32_t e, int replan, trv_diag* d) {
+  const trv_program* prog = &c->host->program;
   uint32_t arena = 0;
   for (uint32_t i = 0; i < c->regions[e]; i++) {
     trv_region r;
@@ -281,8 +289,8 @@ static trv_status share_regions(trv_context *c, uint32_t e, int replan, trv_diag
   return TRV_OK;
 }
 
-static trv_status open_session(trv_context *c, uint32_t e, uint32_t flags, trv_diag *d) {
-  trv_host *h = c->host;
+static trv_status open_session(trv_context* c, uint32_t e, uint32_t flags, trv_diag* d) {
+  trv_host* h = c->host;
   trv_session_desc desc;
   memset(&desc, 0, sizeof(desc));
   desc.size = sizeof(desc);
@@ -292,7 +300,7 @@ static trv_status open_session(trv_context *c, uint32_t e, uint32_t flags, trv_d
   desc.device_count = 1;
   desc.flags = flags | (dynamic(&h->program, e, c->regions[e]) ? TRV_SESSION_REPLAN : 0);
   desc.runner = h->pool ? &h->runner : NULL;
-  trv_buf *regions = calloc((size_t)c->regions[e] + 1, sizeof(*regions));
+  trv_buf* regions = calloc((size_t)c->regions[e] + 1, sizeof(*regions));
   if (!regions) return fail(d, TRV_MEMORY, "out of memory");
   for (uint32_t i = 0; i < c->regions[e]; i++)
     if (c->blocks[e][i] != TRV_NONE) regions[i] = c->block[c->blocks[e][i]].buf;
@@ -307,16 +315,17 @@ static trv_status open_session(trv_context *c, uint32_t e, uint32_t flags, trv_d
   return st;
 }
 
-trv_status trv_context_open(trv_host *host, uint32_t flags, trv_context **out_ctx, trv_diag *out_diag) {
+trv_status trv_context_open(trv_host* host, uint32_t flags, trv_context** out_ctx,
+                            trv_diag* out_diag) {
   if (out_ctx) *out_ctx = NULL;
   if (!host || !out_ctx) return fail(out_diag, TRV_ARGUMENT, "host or out_ctx is NULL");
   trv_status st = check_once(host, out_diag);
   if (st) return st;
-  const trv_program *prog = &host->program;
+  const trv_program* prog = &host->program;
   const uint32_t n = prog->entry_count;
   uint32_t total = 0;
   trv_entry info;
-  trv_context *c = calloc(1, sizeof(*c));
+  trv_context* c = calloc(1, sizeof(*c));
   if (!c) return fail(out_diag, TRV_MEMORY, "out of memory");
   c->host = host;
   c->entry_count = n;
@@ -349,7 +358,7 @@ trv_status trv_context_open(trv_host *host, uint32_t flags, trv_context **out_ct
   return TRV_OK;
 }
 
-void trv_context_close(trv_context *ctx) {
+void trv_context_close(trv_context* ctx) {
   if (!ctx) return;
   for (uint32_t e = 0; e < ctx->entry_count; e++) {
     if (ctx->sessions) trv_session_deinit(ctx->sessions[e]);
@@ -366,12 +375,12 @@ void trv_context_close(trv_context *ctx) {
   free(ctx);
 }
 
-trv_session *trv_context_session(trv_context *ctx, uint32_t entry) {
+trv_session* trv_context_session(trv_context* ctx, uint32_t entry) {
   return ctx && entry < ctx->entry_count ? ctx->sessions[entry] : NULL;
 }
 
 /* Gives block k its new buffer in every session that uses it. */
-static trv_status rebind(trv_context *c, uint32_t k) {
+static trv_status rebind(trv_context* c, uint32_t k) {
   for (uint32_t e = 0; e < c->entry_count; e++) {
     for (uint32_t i = 0; i < c->regions[e]; i++) {
       if (c->blocks[e][i] != k) continue;
@@ -382,18 +391,19 @@ static trv_status rebind(trv_context *c, uint32_t k) {
   return TRV_OK;
 }
 
-trv_status trv_context_plan(trv_context *ctx, uint32_t entry) {
+trv_status trv_context_plan(trv_context* ctx, uint32_t entry) {
   if (!ctx || entry >= ctx->entry_count) return TRV_ARGUMENT;
-  trv_session *s = ctx->sessions[entry];
+  trv_session* s = ctx->sessions[entry];
   trv_status st = trv_session_plan(s);
   /* each round makes one arena large enough */
   for (uint32_t round = 0; st == TRV_MEMORY && round <= ctx->regions[entry]; round++) {
-    const trv_diag *d = trv_session_diag(s);
+    const trv_diag* d = trv_session_diag(s);
     const uint32_t k = d->value < ctx->regions[entry] ? ctx->blocks[entry][d->value] : TRV_NONE;
     if (k == TRV_NONE || d->expected < 0) return st;
     const uint64_t need = (uint64_t)d->expected, half = ctx->block[k].buf.size / 2;
     /* half as much again at least, so that slowly growing sizes do not allocate each time */
-    if (!grow_block(&ctx->block[k], ctx->block[k].buf.size + half > need ? ctx->block[k].buf.size + half : need) &&
+    if (!grow_block(&ctx->block[k],
+                    ctx->block[k].buf.size + half > need ? ctx->block[k].buf.size + half : need) &&
         !grow_block(&ctx->block[k], need))
       return st;
     st = rebind(ctx, k);
@@ -402,12 +412,12 @@ trv_status trv_context_plan(trv_context *ctx, uint32_t entry) {
   return st;
 }
 
-trv_status trv_context_run(trv_context *ctx, uint32_t entry) {
+trv_status trv_context_run(trv_context* ctx, uint32_t entry) {
   const trv_status st = trv_context_plan(ctx, entry);
   return st ? st : trv_session_run(ctx->sessions[entry]);
 }
 
-trv_status trv_context_reset(trv_context *ctx) {
+trv_status trv_context_reset(trv_context* ctx) {
   if (!ctx) return TRV_ARGUMENT;
   for (uint32_t e = 0; e < ctx->entry_count; e++) {
     const trv_status st = trv_session_reset(ctx->sessions[e]);
@@ -416,7 +426,7 @@ trv_status trv_context_reset(trv_context *ctx) {
   return TRV_OK;
 }
 
-size_t trv_context_bytes(const trv_context *ctx) {
+size_t trv_context_bytes(const trv_context* ctx) {
   size_t n = sizeof(*ctx);
   for (uint32_t e = 0; e < ctx->entry_count; e++) n += ctx->sizes[e];
   for (uint32_t i = 0; i < ctx->block_count; i++) n += ctx->block[i].buf.size;

@@ -1,63 +1,63 @@
-/* private.h - what the runtime's own files share. Functions with the prefix trvi_ are not exported. */
+/* private.h - what the runtime's own files share. Functions with the prefix trvi_ are not exported.
+ */
 #ifndef TRV_PRIVATE_H
 #define TRV_PRIVATE_H
 
 #include <string.h>
 
+#include "faults.h"
 #include "trivet/fb.h"
 #include "trivet/trivet.h"
 
-/* Messages can be left out to save flash (config.h). */
-#ifdef TRV_NO_TEXT
-#define TRVI_TEXT(text) NULL
-#define TRVI_FAULT(text) "" /* where NULL means that all is well */
-#else
-#define TRVI_TEXT(text) text
-#define TRVI_FAULT(text) text
-#endif
-
-/* trv_program.flags beyond TRV_OPEN_*: CRCs that have been checked. */
+/* trv_program.flags beyond TRV_OPEN_*: the CRCs of file 0 have been checked; those of the external
+ * file: << 1. */
 #define TRVI_CHECKED 0x100u
-#define TRVI_CHECKED_EXTERNAL 0x200u
 
 /* Feature bits of files that this runtime knows. */
 #define TRVI_FEATURES 0u
 
-/* ---- checked arithmetic: 1 on overflow (shape.c) --------------------------------------------------------------------- */
-int trvi_add(trv_dim a, trv_dim b, trv_dim *out);
-int trvi_mul(trv_dim a, trv_dim b, trv_dim *out);
+/* ---- checked arithmetic: 1 on overflow (shape.c)
+ * --------------------------------------------------------------------- */
+int trvi_add(trv_dim a, trv_dim b, trv_dim* out);
+int trvi_mul(trv_dim a, trv_dim b, trv_dim* out);
 /* v as a trv_dim, the largest one where it is not representable. */
 trv_dim trvi_clamp(uint64_t v);
 
 static inline int trvi_power_of_two(uint64_t v) { return v != 0 && (v & (v - 1)) == 0; }
 
-/* ---- diag ---------------------------------------------------------------------------------------------------------- */
-void trvi_diag_clear(trv_diag *diag);
-/* Fill diag (may be NULL) and return status. Numbers are as wide as the machine's sizes: less code on small ones. */
-trv_status trvi_fail(trv_diag *diag, trv_status status, const char *what);
-trv_status trvi_fail_at(trv_diag *diag, trv_status status, const char *what, uint32_t value, trv_dim expected,
-                        trv_dim got);
+/* ---- diag
+ * ----------------------------------------------------------------------------------------------------------
+ */
+void trvi_diag_clear(trv_diag* diag);
+/* Fill diag (may be NULL) and return the fault's status. Numbers are as wide as sizes: less code on
+ * small machines. */
+trv_status trvi_fail(trv_diag* diag, int fault);
+trv_status trvi_fail_of(trv_diag* diag, int fault, uint32_t value);
+trv_status trvi_fail_at(trv_diag* diag, int fault, uint32_t value, trv_dim expected, trv_dim got);
 
-/* ---- program ------------------------------------------------------------------------------------------------------- */
+/* ---- program
+ * -------------------------------------------------------------------------------------------------------
+ */
 /* The arrays of one entry, in the file. Both halves are in the order of trvi_plan_read's list. */
 #define TRVI_VECTORS 8
 typedef struct trvi_plan {
   union {
-    const void *vectors[TRVI_VECTORS];
+    const void* vectors[TRVI_VECTORS];
     struct {
-      const trvf_dim *dims;
-      const trvf_region *regions;
-      const trvf_storage *storages;
-      const trvf_value *values;
+      const trvf_dim* dims;
+      const trvf_region* regions;
+      const trvf_storage* storages;
+      const trvf_value* values;
       const uint32_t *inputs, *outputs;
-      const trvf_step *steps;
-      const void *parts; /* vector of tables */
+      const trvf_step* steps;
+      const void* parts; /* vector of tables */
     };
   };
   union {
     uint32_t counts[TRVI_VECTORS];
     struct {
-      uint32_t dim_count, region_count, storage_count, value_count, input_count, output_count, step_count, part_count;
+      uint32_t dim_count, region_count, storage_count, value_count, input_count, output_count,
+          step_count, part_count;
     };
   };
   uint32_t times, table;
@@ -73,33 +73,45 @@ typedef struct trvi_part {
 } trvi_part;
 
 /* Starts reading the head of an open program. */
-static inline trv_fb trvi_reader(const trv_program *prog) {
-  trv_fb fb = {prog->file.data, prog->file.size < 0x7FFFFFFFu ? (uint32_t)prog->file.size : 0x7FFFFFFFu, 0};
+static inline trv_fb trvi_reader(const trv_program* prog) {
+  trv_fb fb = {prog->file.data,
+               prog->file.size < 0x7FFFFFFFu ? (uint32_t)prog->file.size : 0x7FFFFFFFu, 0};
   return fb;
 }
 /* Reads the table of entry `index`; fb->bad when malformed. */
-void trvi_plan_read(const trv_program *prog, trv_fb *fb, uint32_t index, trvi_plan *out_plan);
-void trvi_part_read(trv_fb *fb, const trvi_plan *plan, uint32_t index, trvi_part *out_part);
+void trvi_plan_read(const trv_program* prog, trv_fb* fb, uint32_t index, trvi_plan* out_plan);
+/* Reads every text of the entry once, so that later reads cannot fail; fb->bad when malformed. How
+ * many names it has. */
+uint32_t trvi_names_check(trv_fb* fb, const trvi_plan* plan);
+void trvi_part_read(trv_fb* fb, const trvi_plan* plan, uint32_t index, trvi_part* out_part);
 
-/* Proves everything about an entry that does not depend on run-time sizes. work: steps of effort left, counted down
- * over all entries, so that no file takes long to refuse. NULL, or what is wrong with row *at of what the text says. */
-const char *trvi_verify_entry(const trv_program *prog, trv_fb *fb, const trvi_plan *plan, uint32_t *work, uint32_t *at);
-int trvi_writable(const trvi_plan *plan, uint32_t value);
+/* Proves everything about an entry that does not depend on run-time sizes. work: steps of effort
+ * left, counted down over all entries, so that no file takes long to refuse. Returns a fault, and
+ * in *at the row that has it. */
+int trvi_verify_entry(const trv_program* prog, trv_fb* fb, const trvi_plan* plan, uint32_t* work,
+                      uint32_t* at);
+int trvi_writable(const trvi_plan* plan, uint32_t value);
 
-/* Where segment `index` lies in memory, CRC checked if it was deferred. STATE: weights not attached. UNSUPPORTED: only
- * a reader has the bytes. */
-trv_status trvi_segment(const trv_program *prog, uint32_t index, trv_span *out_span, trv_diag *diag);
-/* Reads size bytes from the start of segment `index` into dst, through the reader; checks the CRC. */
-trv_status trvi_segment_read(const trv_program *prog, uint32_t index, void *dst, size_t size, trv_diag *diag);
+/* Where segment `index` lies in memory, CRC checked if it was deferred. STATE: weights not
+ * attached. UNSUPPORTED: only a reader has the bytes. */
+trv_status trvi_segment(const trv_program* prog, uint32_t index, trv_span* out_span,
+                        trv_diag* diag);
+/* Reads size bytes from the start of segment `index` into dst, through the reader; checks the CRC.
+ */
+trv_status trvi_segment_read(const trv_program* prog, uint32_t index, void* dst, size_t size,
+                             trv_diag* diag);
 
-uint32_t trvi_crc32c(uint32_t crc, const void *data, size_t size);
+uint32_t trvi_crc32c(uint32_t crc, const void* data, size_t size);
 
-static inline int trvi_row_const(const trvi_plan *plan, uint32_t row) {
+static inline int trvi_row_const(const trvi_plan* plan, uint32_t row) {
   return plan->dims[row].op == TRV_DIM_OP_CONST;
 }
 
-/* ---- session ------------------------------------------------------------------------------------------------------- */
-/* A storage's place in a plan made at run time. offset comes first: trv_view.offsets points at it. */
+/* ---- session
+ * -------------------------------------------------------------------------------------------------------
+ */
+/* A storage's place in a plan made at run time. offset comes first: trv_view.offsets points at it.
+ */
 typedef struct trvi_place {
   uint64_t offset, size;
 } trvi_place;
@@ -107,15 +119,16 @@ typedef struct trvi_place {
 /* An input or output slot. */
 typedef struct trvi_slot {
   uint32_t region, storage;
-  size_t home;   /* offset in its home region when the caller binds nothing */
-  uint8_t bound; /* the caller's buffer is the region */
-  uint8_t known; /* inputs: dim holds the sizes */
+  size_t home;    /* offset in its home region when the caller binds nothing */
+  size_t checked; /* bytes of the region when extents were last proved: less must be proved anew */
+  uint8_t bound;  /* the caller's buffer is the region */
+  uint8_t known;  /* inputs: dim holds the sizes */
   trv_dim dim[TRV_MAX_RANK];
 } trvi_slot;
 
 typedef struct trvi_step {
-  const trv_bound_device *on;
-  trv_part *part;
+  const trv_bound_device* on;
+  trv_part* part;
 } trvi_step;
 
 #define TRVI_DIRTY_SHAPES 1u /* an input's size changed: evaluate the table */
@@ -125,36 +138,38 @@ struct trv_session {
   trv_view view;
   trv_run run;
   trvi_plan plan;
-  const trv_program *program;
-  trv_buf *regions;
-  trv_dim *dims;
-  trvi_slot *slots;    /* inputs, then outputs */
-  trv_tensor *tensors; /* of the slots */
-  trvi_step *steps;
-  trvi_place *places;  /* with TRV_SESSION_REPLAN: by storage */
-  size_t *needs;       /* with TRV_SESSION_REPLAN: bytes by region */
-  uint32_t *order;     /* with TRV_SESSION_REPLAN: storages by rank */
-  uint32_t *placed;    /* with TRV_SESSION_REPLAN: room for the packer */
+  const trv_program* program;
+  trv_buf* regions;
+  trv_dim* dims;
+  trvi_slot* slots;    /* inputs, then outputs */
+  trv_tensor* tensors; /* of the slots */
+  trvi_step* steps;
+  trvi_place* places; /* with TRV_SESSION_REPLAN: by storage */
+  size_t* needs;      /* with TRV_SESSION_REPLAN: bytes by region */
+  uint32_t* order;    /* with TRV_SESSION_REPLAN: storages by rank */
+  uint32_t* placed;   /* with TRV_SESSION_REPLAN: room for the packer */
   uint32_t flags, dirty, max_steps;
   uint8_t has_data, open;
   trv_diag diag;
 };
 
-/* shape.c: evaluates the dimension table. saturate: for sizes at the bound (data rows at their maximum, no range
- * checks). *out_changed: whether a row differs from before. */
-trv_status trvi_dims_evaluate(trv_session *s, int saturate, int *out_changed);
-/* Proves that every value lies in its storage, and slots are dense, for the present sizes. */
-trv_status trvi_extents_check(trv_session *s);
+/* shape.c: evaluates the dimension table. saturate: for sizes at the bound (data rows at their
+ * maximum, no range checks). *out_changed: whether a row differs from before. */
+trv_status trvi_dims_evaluate(trv_session* s, int saturate, int* out_changed);
+/* Proves that every value lies in its storage, and slots are dense, for the present sizes.
+ * *out_short: ARGUMENT where a buffer that the caller bound to an output is too small, which is no
+ * hindrance before the run. */
+trv_status trvi_extents_check(trv_session* s, trv_status* out_short);
 /* trv_view_tensor, once in the code. */
-void trvi_tensor(const trv_session *s, uint32_t value, trv_tensor *out);
+void trvi_tensor(const trv_session* s, uint32_t value, trv_tensor* out);
 /* Value id of a slot: inputs, then outputs. */
-uint32_t trvi_slot_value(const trvi_plan *plan, uint32_t slot);
+uint32_t trvi_slot_value(const trvi_plan* plan, uint32_t slot);
 /* Fills the slots' tensors. */
-void trvi_tensors_refresh(trv_session *s);
+void trvi_tensors_refresh(trv_session* s);
 /* Base of an IO region that the caller did not bind. */
-void trvi_slot_home(trv_session *s, uint32_t slot);
+void trvi_slot_home(trv_session* s, uint32_t slot);
 
 /* replan.c: packs the arenas again for the present sizes; needs[] says what each takes. */
-void trvi_replan_init(trv_session *s);
-trv_status trvi_replan(trv_session *s);
+void trvi_replan_init(trv_session* s);
+trv_status trvi_replan(trv_session* s);
 #endif

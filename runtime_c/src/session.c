@@ -1,14 +1,15 @@
 /* session.c - an entry in the caller's memory: measures, builds, binds, plans. */
 #include "private.h"
 
-/* ---- layout: one walk measures (base NULL) and builds --------------------------------------------------------------- */
+/* ---- layout: one walk measures (base NULL) and builds
+ * --------------------------------------------------------------- */
 typedef struct room {
-  uint8_t *base;
+  uint8_t* base;
   size_t used;
   int overflow;
 } room;
 
-static void *take(room *r, size_t count, size_t size, size_t align) {
+static void* take(room* r, size_t count, size_t size, size_t align) {
   const size_t at = (r->used + align - 1) & ~(align - 1);
   if (at < r->used || count > (SIZE_MAX - at) / size) {
     r->overflow = 1;
@@ -18,9 +19,9 @@ static void *take(room *r, size_t count, size_t size, size_t align) {
   return r->base ? r->base + at : NULL;
 }
 
-static trv_session *take_arrays(room *r, const trvi_plan *p, uint32_t flags) {
+static trv_session* take_arrays(room* r, const trvi_plan* p, uint32_t flags) {
   trv_session local, *s = take(r, 1, sizeof(*s), 16);
-  trv_session *out = s ? s : &local;
+  trv_session* out = s ? s : &local;
   const uint32_t slots = p->input_count + p->output_count;
   const int replan = (flags & TRV_SESSION_REPLAN) != 0;
   out->regions = take(r, p->region_count, sizeof(trv_buf), 8);
@@ -36,9 +37,11 @@ static trv_session *take_arrays(room *r, const trvi_plan *p, uint32_t flags) {
   return s;
 }
 
-/* ---- parts --------------------------------------------------------------------------------------------------------- */
+/* ---- parts
+ * ---------------------------------------------------------------------------------------------------------
+ */
 /* What drivers may look at before there is a session: the plan alone. */
-static trv_view plan_view(const trvi_plan *p) {
+static trv_view plan_view(const trvi_plan* p) {
   trv_view v;
   memset(&v, 0, sizeof(v));
   v.size = sizeof(v);
@@ -48,7 +51,7 @@ static trv_view plan_view(const trvi_plan *p) {
   v.dim_count = p->dim_count;
   v.values = p->values;
   v.storages = p->storages;
-  v.offsets = (const uint8_t *)p->storages + offsetof(trvf_storage, offset);
+  v.offsets = (const uint8_t*)p->storages + offsetof(trvf_storage, offset);
   v.offset_stride = sizeof(trvf_storage);
   v.dim_table = p->dims;
   v.region_table = p->regions;
@@ -56,11 +59,12 @@ static trv_view plan_view(const trvi_plan *p) {
   return v;
 }
 
-/* The first alternative of run step `step` that a device accepts: fills part_desc (its bytes borrowed from the file). */
-static trv_status choose(const trv_session_desc *desc, trv_fb *fb, const trvi_plan *p, uint32_t step,
-                         const trv_view *view, trv_part_desc *out_part, const trv_bound_device **out_on,
-                         size_t *out_bytes, trv_diag *d) {
-  const trvf_step *st = &p->steps[step];
+/* The first alternative of run step `step` that a device accepts: fills part_desc (its bytes
+ * borrowed from the file). */
+static trv_status choose(const trv_session_desc* desc, trv_fb* fb, const trvi_plan* p,
+                         uint32_t step, const trv_view* view, trv_part_desc* out_part,
+                         const trv_bound_device** out_on, size_t* out_bytes, trv_diag* d) {
+  const trvf_step* st = &p->steps[step];
   trv_diag why;
   trvi_fail(&why, TRVI_NO_DEVICE);
   for (uint32_t i = 0; i < st->count; i++) {
@@ -68,13 +72,13 @@ static trv_status choose(const trv_session_desc *desc, trv_fb *fb, const trvi_pl
     trvi_part_read(fb, p, st->a + i, &part);
     if (fb->bad) return trvi_fail(d, TRVI_PART);
     for (uint32_t k = 0; k < desc->device_count; k++) {
-      const trv_bound_device *on = &desc->devices[k];
+      const trv_bound_device* on = &desc->devices[k];
       if (strcmp(on->driver->name, part.delegate) != 0) continue;
       if (part.segment >= 0) {
         const trv_status bad = trvi_segment(desc->program, (uint32_t)part.segment, &part.data, d);
         if (bad) return bad;
       }
-      const trv_part_desc pd = {sizeof(pd),  part.format,      part.data,         part.inputs,
+      const trv_part_desc pd = {sizeof(pd),   part.format,      part.data,         part.inputs,
                                 part.outputs, part.input_count, part.output_count, view};
       trvi_fail(&why, TRVI_REFUSED);
       *out_bytes = 0;
@@ -99,149 +103,163 @@ static trv_status choose(const trv_session_desc *desc, trv_fb *fb, const trvi_pl
 }
 
 /* Measures the parts, or opens them too where the session is given. */
-static trv_status take_parts(room *r, const trv_session_desc *desc, trv_fb *fb, const trvi_plan *p, trv_session *s,
-                             trv_diag *d) {
+static trv_status take_parts(room* r, const trv_session_desc* desc, trv_fb* fb, const trvi_plan* p,
+                             trv_session* s, trv_diag* d) {
   const trv_view measure = plan_view(p);
   for (uint32_t i = 0; i < p->step_count; i++) {
     if (p->steps[i].kind != TRV_STEP_KIND_RUN) continue;
-    const trv_bound_device *on = NULL;
+    const trv_bound_device* on = NULL;
     trv_part_desc pd;
     size_t bytes;
     trv_status st = choose(desc, fb, p, i, s ? &s->view : &measure, &pd, &on, &bytes, d);
     if (st) return st;
-    void *mem = take(r, bytes, 1, 16);
+    void* mem = take(r, bytes, 1, 16);
     if (!s) continue;
     st = on->driver->part_open(on->device, &pd, mem, &s->steps[i].part);
     if (st) {
-      trvi_fail(d, st < 0 ? st : TRVI_PART_OPEN);
+      trvi_fail(d, TRVI_PART_OPEN);
       if (d) d->step = i;
-      return st < 0 ? st : TRV_DEVICE;
+      return TRV_DEVICE;
     }
     s->steps[i].on = on;
   }
   return TRV_OK;
 }
 
-/* ---- desc ---------------------------------------------------------------------------------------------------------- */
+/* ---- desc
+ * ----------------------------------------------------------------------------------------------------------
+ */
 /* Reads the entry's plan; desc->size may be that of an older header. */
-static trv_status check_desc(const trv_session_desc *desc, trv_fb *fb, trvi_plan *p, trv_diag *d) {
+static trv_status check_desc(const trv_session_desc* desc, trv_fb* fb, trvi_plan* p, trv_diag* d) {
   if (d) trvi_diag_clear(d);
   if (!desc || desc->size < offsetof(trv_session_desc, max_steps) || !desc->program)
     return trvi_fail(d, TRVI_DESC);
   if (desc->entry >= desc->program->entry_count) {
-    return trvi_fail(d, TRVI_NO_ENTRY, desc->entry,
-                        (trv_dim)desc->program->entry_count - 1, (trv_dim)desc->entry);
+    return trvi_fail_at(d, TRVI_NO_ENTRY, desc->entry, (trv_dim)desc->program->entry_count - 1,
+                        (trv_dim)desc->entry);
   }
   if (desc->device_count && !desc->devices) return trvi_fail(d, TRVI_DESC);
   for (uint32_t i = 0; i < desc->device_count; i++) {
-    const trv_driver *v = desc->devices[i].driver;
+    const trv_driver* v = desc->devices[i].driver;
     if (!v || v->abi != TRV_HAL_ABI || v->size < sizeof(trv_driver)) {
-      return trvi_fail(d, v ? TRV_VERSION : TRVI_HAL, i,
-                          TRV_HAL_ABI, v ? v->abi : 0);
+      return trvi_fail_at(d, v ? TRVI_HAL : TRVI_DESC, i, TRV_HAL_ABI, v ? (trv_dim)v->abi : 0);
     }
   }
   *fb = trvi_reader(desc->program);
   trvi_plan_read(desc->program, fb, desc->entry, p);
   if (fb->bad) return trvi_fail(d, TRVI_ENTRY);
   if ((desc->flags & TRV_SESSION_REPLAN) && p->storage_count > 0xFFFF)
-    return trvi_fail(d, TRVI_MANY, TRV_NONE, 0xFFFF,
-                        p->storage_count);
+    return trvi_fail_at(d, TRVI_MANY, TRV_NONE, 0xFFFF, (trv_dim)p->storage_count);
   return TRV_OK;
 }
 
-trv_status trv_session_bytes(const trv_session_desc *desc, size_t *out_bytes, trv_diag *out_diag) {
+/* What build needs to know. */
+typedef struct blueprint {
   trv_fb fb;
-  trvi_plan p;
-  trv_status st = check_desc(desc, &fb, &p, out_diag);
-  if (st) return st;
-  if (!out_bytes) return trvi_fail(out_diag, TRVI_NULL_ARGUMENT);
+  trvi_plan plan;
+  size_t arrays, bytes;
+} blueprint;
+
+static trv_status measure(const trv_session_desc* desc, blueprint* b, trv_diag* d) {
   room r = {NULL, 0, 0};
-  take_arrays(&r, &p, desc->flags);
-  st = take_parts(&r, desc, &fb, &p, NULL, out_diag);
+  trv_status st = check_desc(desc, &b->fb, &b->plan, d);
   if (st) return st;
-  if (r.overflow) return trvi_fail(out_diag, TRVI_SESSION_ROOM);
-  *out_bytes = r.used;
-  return TRV_OK;
+  take_arrays(&r, &b->plan, desc->flags);
+  b->arrays = r.used;
+  st = take_parts(&r, desc, &b->fb, &b->plan, NULL, d);
+  b->bytes = r.used;
+  return st || !r.overflow ? st : trvi_fail(d, TRVI_SESSION_ROOM);
 }
 
-/* ---- regions ------------------------------------------------------------------------------------------------------- */
-static trv_status check_buffer(uint32_t i, const trvf_region *r, const trv_buf *b, uint64_t need, trv_diag *d) {
+trv_status trv_session_bytes(const trv_session_desc* desc, size_t* out_bytes, trv_diag* out_diag) {
+  blueprint b;
+  if (!out_bytes) return trvi_fail(out_diag, TRVI_NULL_ARGUMENT);
+  const trv_status st = measure(desc, &b, out_diag);
+  *out_bytes = st ? 0 : b.bytes;
+  return st;
+}
+
+/* ---- regions
+ * -------------------------------------------------------------------------------------------------------
+ */
+static trv_status check_buffer(uint32_t i, const trvf_region* r, const trv_buf* b, uint64_t need,
+                               trv_diag* d) {
   if (need && (b->size < need || (!b->host && !b->dev))) {
-    return trvi_fail(d, TRVI_REGION_ROOM, i, trvi_clamp(need),
+    return trvi_fail_at(d, TRVI_REGION_ROOM, i, trvi_clamp(need),
                         b->host || b->dev ? (trv_dim)b->size : 0);
   }
   if (b->host && ((uintptr_t)b->host & (r->align - 1))) {
-    return trvi_fail(d, TRVI_REGION_ALIGN, i, r->align,
+    return trvi_fail_at(d, TRVI_REGION_ALIGN, i, (trv_dim)r->align,
                         (trv_dim)((uintptr_t)b->host & (r->align - 1)));
   }
   return TRV_OK;
 }
 
-static trv_status open_const(trv_session *s, const trv_session_desc *desc, uint32_t i, trv_diag *d) {
-  const trvf_region *r = &s->plan.regions[i];
-  trv_buf *b = &s->regions[i];
-  if (s->program->reader && s->program->segments[r->segment].file == 0) {
-    trv_status st = check_buffer(i, r, b, r->size, d);
-    if (!st && r->size) st = trvi_segment_read(s->program, (uint32_t)r->segment, b->host, (size_t)r->size, d);
-    return st;
-  }
-  (void)desc;
-  trv_span bytes;
-  const trv_status st = trvi_segment(s->program, (uint32_t)r->segment, &bytes, d);
-  if (st) return st;
-  b->host = (uint8_t *)(uintptr_t)bytes.data; /* read only: verifier and drivers see to it */
-  b->dev = 0;
-  b->size = (size_t)r->size;
-  return check_buffer(i, r, b, r->size, d);
+/* Does only a reader have the bytes of the region's segment? */
+static int through_reader(const trv_session* s, const trvf_region* r) {
+  return s->program->reader && s->program->segments[r->segment].file == 0;
 }
 
-/* First values of STATE region i. */
-static trv_status fill_state(trv_session *s, uint32_t i, trv_diag *d) {
-  const trvf_region *r = &s->plan.regions[i];
-  trv_buf *b = &s->regions[i];
-  if (r->size == 0) return TRV_OK;
-  if (!b->host) return trvi_fail(d, TRVI_STATE_HOST, i, 0, 0);
+/* Writes the bytes that region i begins with into its buffer. */
+static trv_status fill(trv_session* s, uint32_t i, trv_diag* d) {
+  const trvf_region* r = &s->plan.regions[i];
+  uint8_t* dst = s->regions[i].host;
+  const size_t size = (size_t)r->size;
+  if (size == 0) return TRV_OK;
+  if (!dst) return trvi_fail_of(d, TRVI_REGION_HOST, i);
   if (r->segment == -1) {
-    memset(b->host, 0, (size_t)r->size);
+    memset(dst, 0, size);
     return TRV_OK;
   }
-  if (s->program->reader && s->program->segments[r->segment].file == 0)
-    return trvi_segment_read(s->program, (uint32_t)r->segment, b->host, (size_t)r->size, d);
+  if (through_reader(s, r))
+    return trvi_segment_read(s->program, (uint32_t)r->segment, dst, size, d);
   trv_span bytes;
   const trv_status st = trvi_segment(s->program, (uint32_t)r->segment, &bytes, d);
-  if (!st) memcpy(b->host, bytes.data, (size_t)r->size);
+  if (!st) memcpy(dst, bytes.data, size);
   return st;
 }
 
-static trv_status open_regions(trv_session *s, const trv_session_desc *desc, trv_diag *d) {
-  const trvi_plan *p = &s->plan;
+static trv_status open_regions(trv_session* s, const trv_session_desc* desc, trv_diag* d) {
+  const trvi_plan* p = &s->plan;
   for (uint32_t i = 0; i < p->region_count; i++) {
-    const trvf_region *r = &p->regions[i];
+    const trvf_region* r = &p->regions[i];
+    trv_buf* b = &s->regions[i];
     trv_status st = TRV_OK;
+    uint64_t need = r->size;
+    int own = r->kind == TRV_REGION_KIND_STATE && !(s->flags & TRV_SESSION_KEEP_STATE);
     if (r->kind == TRV_REGION_KIND_IO) continue;
-    if (desc->regions) s->regions[i] = desc->regions[i];
+    if (desc->regions) *b = desc->regions[i];
+    if (r->kind == TRV_REGION_KIND_ARENA && s->places) need = 0;
     if (r->kind == TRV_REGION_KIND_CONST) {
-      st = open_const(s, desc, i, d);
-    } else {
-      st = check_buffer(i, r, &s->regions[i], r->kind == TRV_REGION_KIND_ARENA && s->places ? 0 : r->size, d);
-      if (!st && r->kind == TRV_REGION_KIND_STATE && !(s->flags & TRV_SESSION_KEEP_STATE)) st = fill_state(s, i, d);
+      own = through_reader(s, r);
+      if (!own) {
+        trv_span bytes = {NULL, 0};
+        st = trvi_segment(s->program, (uint32_t)r->segment, &bytes, d);
+        b->host = (uint8_t*)(uintptr_t)bytes.data; /* read only: verifier and drivers see to it */
+        b->dev = 0;
+        b->size = (size_t)need;
+      }
     }
+    if (!st) st = check_buffer(i, r, b, need, d);
+    if (!st && own) st = fill(s, i, d);
     if (st) return st;
     /* nothing is read there, but addresses are formed */
-    if (!s->regions[i].host && !s->regions[i].dev && r->size == 0) s->regions[i].host = (uint8_t *)s;
+    if (!b->host && !b->dev && need == 0) b->host = (uint8_t*)s;
   }
   return TRV_OK;
 }
 
-/* ---- init ---------------------------------------------------------------------------------------------------------- */
-static void init_slots(trv_session *s) {
-  const trvi_plan *p = &s->plan;
+/* ---- init
+ * ----------------------------------------------------------------------------------------------------------
+ */
+static void init_slots(trv_session* s) {
+  const trvi_plan* p = &s->plan;
   for (uint32_t i = 0; i < p->input_count + p->output_count; i++) {
-    const trvf_value *v = &p->values[trvi_slot_value(p, i)];
-    trvi_slot *t = &s->slots[i];
+    const trvf_value* v = &p->values[trvi_slot_value(p, i)];
+    trvi_slot* t = &s->slots[i];
     t->storage = v->storage;
     t->region = p->storages[v->storage].region;
-    t->home = s->places ? 0 : p->regions[t->region].home_offset;
+    t->home = s->places ? 0 : (size_t)p->regions[t->region].home_offset;
     t->known = 1;
     for (uint32_t k = 0; k < v->rank; k++) {
       if (trvi_row_const(p, v->dim[k]))
@@ -254,7 +272,7 @@ static void init_slots(trv_session *s) {
   }
 }
 
-static int inputs_known(const trv_session *s, uint32_t *missing) {
+static int inputs_known(const trv_session* s, uint32_t* missing) {
   for (uint32_t i = 0; i < s->plan.input_count; i++) {
     if (s->slots[i].known) continue;
     *missing = i;
@@ -263,41 +281,33 @@ static int inputs_known(const trv_session *s, uint32_t *missing) {
   return 1;
 }
 
-trv_status trv_session_init(const trv_session_desc *desc, void *mem, size_t size, trv_session **out_sess,
-                            trv_diag *out_diag) {
-  trv_fb fb;
-  trvi_plan p;
-  size_t need = 0;
+trv_status trv_session_init(const trv_session_desc* desc, void* mem, size_t size,
+                            trv_session** out_sess, trv_diag* out_diag) {
+  blueprint b;
   uint32_t missing;
-  if (out_sess) *out_sess = NULL;
-  trv_status st = trv_session_bytes(desc, &need, out_diag);
+  if (!out_sess || !mem) return trvi_fail(out_diag, TRVI_NULL_ARGUMENT);
+  *out_sess = NULL;
+  trv_status st = measure(desc, &b, out_diag);
   if (st) return st;
-  if (!out_sess || !mem || ((uintptr_t)mem & 15))
-    return trvi_fail(out_diag, TRVI_SESSION_ALIGN);
-  if (size < need) {
-    return trvi_fail(out_diag, TRVI_SESSION_ROOM, TRV_NONE, (trv_dim)need,
-                        (trv_dim)size);
-  }
-  st = check_desc(desc, &fb, &p, out_diag);
-  if (st) return st;
+  if ((uintptr_t)mem & 15) return trvi_fail(out_diag, TRVI_SESSION_ALIGN);
+  if (size < b.bytes)
+    return trvi_fail_at(out_diag, TRVI_SESSION_ROOM, TRV_NONE, (trv_dim)b.bytes, (trv_dim)size);
 
-  room r = {NULL, 0, 0};
-  take_arrays(&r, &p, desc->flags);
-  memset(mem, 0, r.used);
-  r.used = 0;
-  r.base = mem;
-  trv_session *s = take_arrays(&r, &p, desc->flags);
-  s->plan = p;
+  room r = {mem, 0, 0};
+  memset(mem, 0, b.arrays);
+  trv_session* s = take_arrays(&r, &b.plan, desc->flags);
+  const trvi_plan* p = &s->plan;
+  s->plan = b.plan;
   s->program = desc->program;
   s->flags = desc->flags;
   s->max_steps = desc->size >= sizeof(*desc) ? desc->max_steps : 0;
-  for (uint32_t i = 0; i < p.dim_count; i++) s->has_data |= p.dims[i].op == TRV_DIM_OP_DATA;
+  for (uint32_t i = 0; i < p->dim_count; i++) s->has_data |= p->dims[i].op == TRV_DIM_OP_DATA;
   if (s->places) trvi_replan_init(s);
-  s->view = plan_view(&p);
+  s->view = plan_view(p);
   s->view.regions = s->regions;
   s->view.dims = s->dims;
   if (s->places) {
-    s->view.offsets = (const uint8_t *)s->places;
+    s->view.offsets = (const uint8_t*)s->places;
     s->view.offset_stride = sizeof(trvi_place);
   }
   s->run.size = sizeof(s->run);
@@ -309,7 +319,7 @@ trv_status trv_session_init(const trv_session_desc *desc, void *mem, size_t size
   trvi_diag_clear(&s->diag);
   init_slots(s);
   st = open_regions(s, desc, out_diag);
-  if (!st) st = take_parts(&r, desc, &fb, &p, s, out_diag);
+  if (!st) st = take_parts(&r, desc, &b.fb, p, s, out_diag);
   /* where all sizes are known, so are all errors; a missing arena is told by the first run */
   if (!st && inputs_known(s, &missing)) {
     st = trv_session_plan(s);
@@ -324,29 +334,31 @@ trv_status trv_session_init(const trv_session_desc *desc, void *mem, size_t size
   return TRV_OK;
 }
 
-void trv_session_deinit(trv_session *sess) {
+void trv_session_deinit(trv_session* sess) {
   if (!sess) return;
   for (uint32_t i = sess->plan.step_count; i-- > 0;) {
-    trvi_step *t = &sess->steps[i];
+    trvi_step* t = &sess->steps[i];
     if (t->on && t->on->driver->part_close) t->on->driver->part_close(t->on->device, t->part);
     t->on = NULL;
   }
 }
 
-trv_status trv_session_reset(trv_session *sess) {
+trv_status trv_session_reset(trv_session* sess) {
   if (!sess) return TRV_ARGUMENT;
   for (uint32_t i = 0; i < sess->plan.region_count; i++) {
     if (sess->plan.regions[i].kind != TRV_REGION_KIND_STATE) continue;
-    const trv_status st = fill_state(sess, i, &sess->diag);
+    const trv_status st = fill(sess, i, &sess->diag);
     if (st) return st;
   }
   return TRV_OK;
 }
 
-/* ---- bind ---------------------------------------------------------------------------------------------------------- */
+/* ---- bind
+ * ----------------------------------------------------------------------------------------------------------
+ */
 /* Points slot i's region at the buffer, or back home. Sizes are good; only addresses change. */
-static void point_slot(trv_session *s, uint32_t i, const trv_buf *buf) {
-  trvi_slot *t = &s->slots[i];
+static void point_slot(trv_session* s, uint32_t i, const trv_buf* buf) {
+  trvi_slot* t = &s->slots[i];
   if (buf->host) {
     t->bound = 1;
     s->regions[t->region] = *buf;
@@ -355,55 +367,54 @@ static void point_slot(trv_session *s, uint32_t i, const trv_buf *buf) {
     t->bound = 0;
     trvi_slot_home(s, i);
   }
+  if (s->regions[t->region].size < t->checked) s->dirty |= TRVI_DIRTY_PLACES;
   s->tensors[i].data = s->regions[t->region].host;
   s->run.epoch++;
 }
 
-/* Bytes of a slot whose dims are in t->dim or, for outputs, in the table; -1 where not representable. */
-static trv_dim slot_bytes(const trvf_value *v, const trv_dim *dim) {
+/* Bytes of a slot whose dims are in t->dim or, for outputs, in the table; -1 where not
+ * representable. */
+static trv_dim slot_bytes(const trvf_value* v, const trv_dim* dim) {
   trv_dim bytes = (trv_dim)trv_dtype_size(v->dtype);
   for (uint32_t k = 0; k < v->rank; k++)
     if (trvi_mul(bytes, dim[k], &bytes)) return -1;
   return bytes;
 }
 
-static trv_status check_slot_buffer(trv_session *s, const trvf_value *v, uint32_t i, trv_dim bytes, const trv_buf *buf) {
-  if (bytes < 0)
-    return trvi_fail(&s->diag, TRVI_TOO_MUCH, i, 0, 0);
+static trv_status check_slot_buffer(trv_session* s, const trvf_value* v, uint32_t i, trv_dim bytes,
+                                    const trv_buf* buf) {
+  if (bytes < 0) return trvi_fail_of(&s->diag, TRVI_TOO_MUCH, i);
   if (!buf->host) return TRV_OK;
   if (buf->size < (size_t)bytes)
-    return trvi_fail(&s->diag, TRVI_BUFFER_ROOM, i, bytes, (trv_dim)buf->size);
+    return trvi_fail_at(&s->diag, TRVI_BUFFER_ROOM, i, bytes, (trv_dim)buf->size);
   const size_t element = trv_dtype_size(v->dtype);
   if ((uintptr_t)buf->host & (element - 1)) {
-    return trvi_fail(&s->diag, TRVI_BUFFER_ALIGN, i,
-                        (trv_dim)element, (trv_dim)((uintptr_t)buf->host & (element - 1)));
+    return trvi_fail_at(&s->diag, TRVI_BUFFER_ALIGN, i, (trv_dim)element,
+                        (trv_dim)((uintptr_t)buf->host & (element - 1)));
   }
   return TRV_OK;
 }
 
-trv_status trv_session_bind_input(trv_session *sess, uint32_t i, uint32_t dtype, uint32_t rank, const int64_t *dims,
-                                  trv_buf buf) {
+trv_status trv_session_bind_input(trv_session* sess, uint32_t i, uint32_t dtype, uint32_t rank,
+                                  const int64_t* dims, trv_buf buf) {
   if (!sess) return TRV_ARGUMENT;
-  trv_session *s = sess;
-  trv_diag *d = &s->diag;
+  trv_session* s = sess;
+  trv_diag* d = &s->diag;
   if (i >= s->plan.input_count) {
-    return trvi_fail(d, TRVI_NO_SLOT, i,
-                        s->plan.input_count, i);
+    return trvi_fail_at(d, TRVI_NO_SLOT, i, (trv_dim)s->plan.input_count - 1, (trv_dim)i);
   }
-  const trvf_value *v = &s->plan.values[s->plan.inputs[i]];
-  trvi_slot *t = &s->slots[i];
-  if (dtype != v->dtype)
-    return trvi_fail(d, TRVI_DTYPE, i, v->dtype, dtype);
-  if (rank != v->rank) return trvi_fail(d, TRVI_RANK, i, v->rank, rank);
-  if (!dims && !t->known)
-    return trvi_fail(d, TRVI_SIZES, i, 0, 0);
+  const trvf_value* v = &s->plan.values[s->plan.inputs[i]];
+  trvi_slot* t = &s->slots[i];
+  if (dtype != v->dtype) return trvi_fail_at(d, TRVI_DTYPE, i, v->dtype, (trv_dim)dtype);
+  if (rank != v->rank) return trvi_fail_at(d, TRVI_RANK, i, v->rank, (trv_dim)rank);
+  if (!dims && !t->known) return trvi_fail_of(d, TRVI_SIZES, i);
   trv_dim now[TRV_MAX_RANK];
   int changed = !t->known;
   for (uint32_t k = 0; k < rank; k++) {
-    const trvf_dim *row = &s->plan.dims[v->dim[k]];
+    const trvf_dim* row = &s->plan.dims[v->dim[k]];
     const int64_t n = dims ? dims[k] : t->dim[k];
     if (n < row->min || n > row->max || n < 0 || n > PTRDIFF_MAX) {
-      trvi_fail(d, TRVI_INPUT_SIZE, i, 0, 0);
+      trvi_fail_of(d, TRVI_INPUT_SIZE, i);
       d->axis = k;
       d->expected = row->min;
       d->limit = row->max;
@@ -424,51 +435,47 @@ trv_status trv_session_bind_input(trv_session *sess, uint32_t i, uint32_t dtype,
   return TRV_OK;
 }
 
-trv_status trv_session_bind_output(trv_session *sess, uint32_t i, trv_buf buf) {
+trv_status trv_session_bind_output(trv_session* sess, uint32_t i, trv_buf buf) {
   if (!sess) return TRV_ARGUMENT;
-  trv_session *s = sess;
+  trv_session* s = sess;
   if (i >= s->plan.output_count) {
-    return trvi_fail(&s->diag, TRVI_NO_SLOT, i,
-                        s->plan.output_count, i);
+    return trvi_fail_at(&s->diag, TRVI_NO_SLOT, i, (trv_dim)s->plan.output_count - 1, (trv_dim)i);
   }
   const uint32_t slot = s->plan.input_count + i;
-  const trvf_value *v = &s->plan.values[s->plan.outputs[i]];
+  const trvf_value* v = &s->plan.values[s->plan.outputs[i]];
   const int fixed = s->slots[slot].known;
-  const trv_status st = check_slot_buffer(s, v, i, fixed ? slot_bytes(v, s->slots[slot].dim) : 0, &buf);
+  const trv_status st =
+      check_slot_buffer(s, v, i, fixed ? slot_bytes(v, s->slots[slot].dim) : 0, &buf);
   if (st) return st;
   if (!fixed) s->dirty |= TRVI_DIRTY_PLACES;
   point_slot(s, slot, &buf);
   return TRV_OK;
 }
 
-trv_status trv_session_bind_region(trv_session *sess, uint32_t i, trv_buf buf) {
+trv_status trv_session_bind_region(trv_session* sess, uint32_t i, trv_buf buf) {
   if (!sess) return TRV_ARGUMENT;
-  trv_session *s = sess;
-  const trvf_region *r = i < s->plan.region_count ? &s->plan.regions[i] : NULL;
+  trv_session* s = sess;
+  const trvf_region* r = i < s->plan.region_count ? &s->plan.regions[i] : NULL;
   if (!r || (r->kind != TRV_REGION_KIND_ARENA && r->kind != TRV_REGION_KIND_STATE))
-    return trvi_fail(&s->diag, TRVI_NO_REGION, i, 0, 0);
+    return trvi_fail_of(&s->diag, TRVI_NO_REGION, i);
   const uint64_t need = r->kind == TRV_REGION_KIND_ARENA && s->places ? 0 : r->size;
   const trv_status st = check_buffer(i, r, &buf, need, &s->diag);
   if (st) return st;
   s->regions[i] = buf;
-  if (!buf.host && !buf.dev) s->regions[i].host = (uint8_t *)s;
-  for (uint32_t k = 0; k < s->plan.input_count + s->plan.output_count; k++) {
-    if (s->slots[k].bound || s->plan.regions[s->slots[k].region].home != i) continue;
-    trvi_slot_home(s, k);
-    s->tensors[k].data = s->regions[s->slots[k].region].host;
-  }
+  if (!buf.host && !buf.dev) s->regions[i].host = (uint8_t*)s;
   s->dirty |= TRVI_DIRTY_PLACES;
   s->run.epoch++;
   return TRV_OK;
 }
 
-/* ---- plan ---------------------------------------------------------------------------------------------------------- */
-static trv_status plan_shapes(trv_session *s) {
+/* ---- plan
+ * ----------------------------------------------------------------------------------------------------------
+ */
+static trv_status plan_shapes(trv_session* s) {
   int changed;
   uint32_t missing = 0;
   trv_status st = TRV_OK;
-  if (!inputs_known(s, &missing))
-    return trvi_fail(&s->diag, TRVI_UNBOUND, missing, 0, 0);
+  if (!inputs_known(s, &missing)) return trvi_fail_of(&s->diag, TRVI_UNBOUND, missing);
   if (s->has_data) {
     /* sizes for the packer come first: data rows at their bound, then back to the least */
     if (s->places) st = trvi_dims_evaluate(s, 1, &changed);
@@ -479,14 +486,15 @@ static trv_status plan_shapes(trv_session *s) {
   return st ? st : trvi_dims_evaluate(s, 0, &changed);
 }
 
-trv_status trv_session_plan(trv_session *sess) {
+trv_status trv_session_plan(trv_session* sess) {
   if (!sess) return TRV_ARGUMENT;
-  trv_session *s = sess;
+  trv_session* s = sess;
   trv_status st = TRV_OK;
   if (!s->dirty) return TRV_OK;
   trvi_diag_clear(&s->diag);
   /* with data-dependent sizes the packer needs the bound again whenever it may run */
-  if ((s->dirty & TRVI_DIRTY_SHAPES) || (s->has_data && s->places)) st = plan_shapes(s);
+  if (s->has_data && s->places) s->dirty |= TRVI_DIRTY_SHAPES;
+  if (s->dirty & TRVI_DIRTY_SHAPES) st = plan_shapes(s);
   if (!st && s->places && !s->has_data) st = trvi_replan(s);
   if (st) return st;
   for (uint32_t i = 0; s->places && i < s->plan.region_count; i++) {
@@ -496,31 +504,37 @@ trv_status trv_session_plan(trv_session *sess) {
   }
   for (uint32_t i = 0; i < s->plan.input_count + s->plan.output_count; i++)
     if (!s->slots[i].bound) trvi_slot_home(s, i);
-  st = trvi_extents_check(s);
+  trv_status too_short;
+  st = trvi_extents_check(s, &too_short);
   if (st) return st;
   trvi_tensors_refresh(s);
   if (s->dirty & TRVI_DIRTY_SHAPES) s->run.shape_epoch++;
   s->run.epoch++;
-  s->dirty = 0;
+  for (uint32_t i = 0; i < s->plan.input_count + s->plan.output_count; i++)
+    s->slots[i].checked = s->regions[s->slots[i].region].size;
+  s->dirty = too_short ? TRVI_DIRTY_PLACES : 0;
   return TRV_OK;
 }
 
-/* ---- look ---------------------------------------------------------------------------------------------------------- */
-const trv_tensor *trv_session_input(trv_session *sess, uint32_t i) {
+/* ---- look
+ * ----------------------------------------------------------------------------------------------------------
+ */
+const trv_tensor* trv_session_input(trv_session* sess, uint32_t i) {
   return sess && i < sess->plan.input_count ? &sess->tensors[i] : NULL;
 }
 
-const trv_tensor *trv_session_output(trv_session *sess, uint32_t i) {
+const trv_tensor* trv_session_output(trv_session* sess, uint32_t i) {
   return sess && i < sess->plan.output_count ? &sess->tensors[sess->plan.input_count + i] : NULL;
 }
 
-const trv_diag *trv_session_diag(const trv_session *sess) {
-  static const trv_diag none = {TRV_ARGUMENT, TRV_NONE, TRV_NONE, TRV_NONE, TRVI_NULL_ARGUMENT, 0, 0, 0};
+const trv_diag* trv_session_diag(const trv_session* sess) {
+  static const trv_diag none = {TRV_ARGUMENT, TRV_NONE, TRV_NONE, TRV_NONE, TRV_NONE,
+                                NULL,         0,        0,        0};
   return sess ? &sess->diag : &none;
 }
 
-const trv_view *trv_session_view(const trv_session *sess) { return &sess->view; }
+const trv_view* trv_session_view(const trv_session* sess) { return &sess->view; }
 
-void trv_session_hooks(trv_session *sess, const trv_hooks *hooks) {
+void trv_session_hooks(trv_session* sess, const trv_hooks* hooks) {
   if (sess) sess->run.hooks = hooks;
 }

@@ -1,16 +1,17 @@
-/* shape.c - sizes at run time: evaluates the dimension table and proves that values stay inside their storages. */
+/* shape.c - sizes at run time: evaluates the dimension table and proves that values stay inside
+ * their storages. */
 #include "private.h"
 
 #if defined(__GNUC__)
-int trvi_add(trv_dim a, trv_dim b, trv_dim *out) { return __builtin_add_overflow(a, b, out); }
-int trvi_mul(trv_dim a, trv_dim b, trv_dim *out) { return __builtin_mul_overflow(a, b, out); }
+int trvi_add(trv_dim a, trv_dim b, trv_dim* out) { return __builtin_add_overflow(a, b, out); }
+int trvi_mul(trv_dim a, trv_dim b, trv_dim* out) { return __builtin_mul_overflow(a, b, out); }
 #else
-int trvi_add(trv_dim a, trv_dim b, trv_dim *out) {
+int trvi_add(trv_dim a, trv_dim b, trv_dim* out) {
   if (b > 0 ? a > PTRDIFF_MAX - b : a < PTRDIFF_MIN - b) return 1;
   *out = a + b;
   return 0;
 }
-int trvi_mul(trv_dim a, trv_dim b, trv_dim *out) {
+int trvi_mul(trv_dim a, trv_dim b, trv_dim* out) {
   if (a != 0 && b != 0) {
     if (a == -1 || b == -1) {
       if (a == PTRDIFF_MIN || b == PTRDIFF_MIN) return 1;
@@ -27,7 +28,7 @@ int trvi_mul(trv_dim a, trv_dim b, trv_dim *out) {
 trv_dim trvi_clamp(uint64_t v) { return v > PTRDIFF_MAX ? PTRDIFF_MAX : (trv_dim)v; }
 
 /* Floor division and its remainder; 1 where there is no result. */
-static int divide(trv_dim a, trv_dim b, trv_dim *quotient, trv_dim *rest) {
+static int divide(trv_dim a, trv_dim b, trv_dim* quotient, trv_dim* rest) {
   if (b == 0 || (a == PTRDIFF_MIN && b == -1)) return 1;
   *quotient = a / b;
   *rest = a % b;
@@ -39,30 +40,39 @@ static int divide(trv_dim a, trv_dim b, trv_dim *quotient, trv_dim *rest) {
 }
 
 /* The row's value from earlier rows; 1 on overflow or division by 0. */
-static int evaluate_row(const trvf_dim *r, trv_dim a, trv_dim b, trv_dim *out) {
+static int evaluate_row(const trvf_dim* r, trv_dim a, trv_dim b, trv_dim* out) {
   trv_dim rest;
   switch (r->op) {
-    case TRV_DIM_OP_ADD: return trvi_add(a, b, out);
-    case TRV_DIM_OP_SUB: return b == PTRDIFF_MIN || trvi_add(a, -b, out);
-    case TRV_DIM_OP_MUL: return trvi_mul(a, b, out);
-    case TRV_DIM_OP_FLOOR_DIV: return divide(a, b, out, &rest);
-    case TRV_DIM_OP_MOD: return divide(a, b, &rest, out);
+    case TRV_DIM_OP_ADD:
+      return trvi_add(a, b, out);
+    case TRV_DIM_OP_SUB:
+      return b == PTRDIFF_MIN || trvi_add(a, -b, out);
+    case TRV_DIM_OP_MUL:
+      return trvi_mul(a, b, out);
+    case TRV_DIM_OP_FLOOR_DIV:
+      return divide(a, b, out, &rest);
+    case TRV_DIM_OP_MOD:
+      return divide(a, b, &rest, out);
     case TRV_DIM_OP_CEIL_DIV:
       if (divide(a, b, out, &rest)) return 1;
       *out += rest != 0;
       return 0;
-    case TRV_DIM_OP_MIN: *out = a < b ? a : b; return 0;
-    default: *out = a > b ? a : b; return 0; /* max */
+    case TRV_DIM_OP_MIN:
+      *out = a < b ? a : b;
+      return 0;
+    default:
+      *out = a > b ? a : b;
+      return 0; /* max */
   }
 }
 
-static trv_status out_of_range(trv_session *s, uint32_t row, trv_dim got) {
-  const trvf_dim *r = &s->plan.dims[row];
-  const char *what = TRVI_TOGETHER;
-  trv_diag *d = &s->diag;
-  if (r->op == TRV_DIM_OP_INPUT) what = TRVI_INPUT_SIZE;
-  if (r->op == TRV_DIM_OP_DATA) what = TRVI_DATA_SIZE;
-  trvi_fail(d, TRV_ARGUMENT, what, TRV_NONE, 0, got);
+static trv_status out_of_range(trv_session* s, uint32_t row, trv_dim got) {
+  const trvf_dim* r = &s->plan.dims[row];
+  const int fault = r->op == TRV_DIM_OP_INPUT  ? TRVI_INPUT_SIZE
+                    : r->op == TRV_DIM_OP_DATA ? TRVI_DATA_SIZE
+                                               : TRVI_TOGETHER;
+  trv_diag* d = &s->diag;
+  trvi_fail_at(d, fault, TRV_NONE, 0, got);
   d->expected = r->min;
   d->limit = r->max;
   if (r->op == TRV_DIM_OP_INPUT) {
@@ -72,11 +82,11 @@ static trv_status out_of_range(trv_session *s, uint32_t row, trv_dim got) {
   return TRV_ARGUMENT;
 }
 
-trv_status trvi_dims_evaluate(trv_session *s, int saturate, int *out_changed) {
-  const trvi_plan *p = &s->plan;
+trv_status trvi_dims_evaluate(trv_session* s, int saturate, int* out_changed) {
+  const trvi_plan* p = &s->plan;
   *out_changed = 0;
   for (uint32_t i = 0; i < p->dim_count; i++) {
-    const trvf_dim *r = &p->dims[i];
+    const trvf_dim* r = &p->dims[i];
     trv_dim v = s->dims[i]; /* a data row keeps what a kernel has written */
     if (r->op == TRV_DIM_OP_CONST) {
       v = (trv_dim)r->min;
@@ -95,11 +105,10 @@ trv_status trvi_dims_evaluate(trv_session *s, int saturate, int *out_changed) {
   if (saturate) return TRV_OK;
   /* one symbol may be the size of several axes: all must have come with it */
   for (uint32_t i = 0; i < p->input_count; i++) {
-    const trvf_value *v = &p->values[p->inputs[i]];
+    const trvf_value* v = &p->values[p->inputs[i]];
     for (uint32_t k = 0; k < v->rank; k++) {
       if (s->slots[i].dim[k] == s->dims[v->dim[k]]) continue;
-      trvi_fail(&s->diag, TRVI_OTHERS, i,
-                   s->dims[v->dim[k]], s->slots[i].dim[k]);
+      trvi_fail_at(&s->diag, TRVI_OTHERS, i, s->dims[v->dim[k]], s->slots[i].dim[k]);
       s->diag.axis = k;
       return TRV_ARGUMENT;
     }
@@ -108,39 +117,41 @@ trv_status trvi_dims_evaluate(trv_session *s, int saturate, int *out_changed) {
 }
 
 /* Bytes that storage k has at present. */
-static trv_dim capacity(const trv_session *s, uint32_t k) {
-  const trvf_storage *g = &s->plan.storages[k];
-  const trvf_region *r = &s->plan.regions[g->region];
-  if (r->kind == TRV_REGION_KIND_IO && s->slots[r->slot].bound) return trvi_clamp(s->regions[g->region].size);
-  const int placed = s->places && (r->kind == TRV_REGION_KIND_ARENA || r->kind == TRV_REGION_KIND_IO);
+static trv_dim capacity(const trv_session* s, uint32_t k) {
+  const trvf_storage* g = &s->plan.storages[k];
+  const trvf_region* r = &s->plan.regions[g->region];
+  if (r->kind == TRV_REGION_KIND_IO && s->slots[r->slot].bound)
+    return trvi_clamp(s->regions[g->region].size);
+  const int placed =
+      s->places && (r->kind == TRV_REGION_KIND_ARENA || r->kind == TRV_REGION_KIND_IO);
   return trvi_clamp(placed ? s->places[k].size : g->size);
 }
 
 /* Why value id does not fit, as an error. */
-static trv_status does_not_fit(trv_session *s, uint32_t id, trv_dim bytes, trv_dim room) {
-  const trvf_storage *g = &s->plan.storages[s->plan.values[id].storage];
-  const trvf_region *r = &s->plan.regions[g->region];
-  const char *what = TRVI_OUTSIDE;
-  trv_status st = TRV_FORMAT;
+static trv_status does_not_fit(trv_session* s, uint32_t id, trv_dim bytes, trv_dim room) {
+  const trvf_storage* g = &s->plan.storages[s->plan.values[id].storage];
+  const trvf_region* r = &s->plan.regions[g->region];
+  int fault = TRVI_OUTSIDE;
   if (r->kind == TRV_REGION_KIND_IO && s->slots[r->slot].bound) {
     const int input = r->slot < s->plan.input_count;
-    what = input ? TRVI_INPUT_ROOM : TRVI_OUTPUT_ROOM;
+    fault =
+        input ? TRVI_INPUT_ROOM : TRVI_OUTPUT_ROOM; /* the latter MEMORY, for trvi_extents_check */
     id = input ? r->slot : r->slot - s->plan.input_count;
-    st = TRV_ARGUMENT;
   } else if ((g->flags & 1) && !s->places) {
-    what = TRVI_NEED_REPLAN;
-    st = TRV_ARGUMENT;
+    fault = TRVI_NEED_REPLAN;
   }
-  return trvi_fail(&s->diag, st, what, id, bytes, room);
+  return trvi_fail_at(&s->diag, fault, id, bytes, room);
 }
 
-/* Lowest and highest byte (exclusive) of the value from its storage's start; *empty: it has no element. 1: overflow or
- * a negative size. */
-static int extent(const trv_session *s, const trvf_value *v, trv_dim *low, trv_dim *high, int *empty) {
+/* Lowest and highest byte (exclusive) of the value from its storage's start; *empty: it has no
+ * element. 1: overflow or a negative size. */
+static int extent(const trv_session* s, const trvf_value* v, trv_dim* low, trv_dim* high,
+                  int* empty) {
   const trv_dim element = (trv_dim)trv_dtype_size(v->dtype);
   trv_dim reach;
   *empty = 0;
-  if (trvi_mul(s->dims[v->shift], element, low) || trvi_add(*low, trvi_clamp(v->offset), low)) return 1;
+  if (trvi_mul(s->dims[v->shift], element, low) || trvi_add(*low, trvi_clamp(v->offset), low))
+    return 1;
   *high = *low;
   for (uint32_t i = 0; i < v->rank; i++) {
     const trv_dim n = s->dims[v->dim[i]];
@@ -149,14 +160,16 @@ static int extent(const trv_session *s, const trvf_value *v, trv_dim *low, trv_d
   }
   if (*empty) return 0;
   for (uint32_t i = 0; i < v->rank; i++) {
-    if (trvi_mul(s->dims[v->dim[i]] - 1, s->dims[v->stride[i]], &reach) || trvi_mul(reach, element, &reach)) return 1;
+    if (trvi_mul(s->dims[v->dim[i]] - 1, s->dims[v->stride[i]], &reach) ||
+        trvi_mul(reach, element, &reach))
+      return 1;
     if (reach < 0 ? trvi_add(*low, reach, low) : trvi_add(*high, reach, high)) return 1;
   }
   return trvi_add(*high, element, high);
 }
 
 /* A caller's data is dense and row-major, so a slot's value must be. */
-static int dense(const trv_session *s, const trvf_value *v) {
+static int dense(const trv_session* s, const trvf_value* v) {
   trv_dim step = 1;
   for (uint32_t i = v->rank; i-- > 0;) {
     const trv_dim n = s->dims[v->dim[i]];
@@ -167,44 +180,48 @@ static int dense(const trv_session *s, const trvf_value *v) {
   return 1;
 }
 
-trv_status trvi_extents_check(trv_session *s) {
-  const trvi_plan *p = &s->plan;
+trv_status trvi_extents_check(trv_session* s, trv_status* out_short) {
+  const trvi_plan* p = &s->plan;
+  *out_short = TRV_OK;
   for (uint32_t i = 0; i < p->value_count; i++) {
-    const trvf_value *v = &p->values[i];
+    const trvf_value* v = &p->values[i];
     trv_dim low, high;
     int empty;
-    if (extent(s, v, &low, &high, &empty))
-      return trvi_fail(&s->diag, TRVI_HUGE_VALUE, i, 0, 0);
+    if (extent(s, v, &low, &high, &empty)) return trvi_fail_of(&s->diag, TRVI_HUGE_VALUE, i);
     /* an empty value is never read, but its address is formed */
     const trv_dim room = capacity(s, v->storage), slack = PTRDIFF_MAX / 4;
-    if (empty ? low < -slack || low > slack : low < 0 || high > room) return does_not_fit(s, i, high, room);
+    if (empty ? low >= -slack && low <= slack : low >= 0 && high <= room) continue;
+    const trv_status st = does_not_fit(s, i, high, room);
+    if (st != TRV_MEMORY) return st;
+    *out_short = s->diag.status = TRV_ARGUMENT;
   }
   for (uint32_t i = 0; i < p->input_count + p->output_count; i++) {
     const uint32_t id = trvi_slot_value(p, i);
-    if (!dense(s, &p->values[id]))
-      return trvi_fail(&s->diag, TRVI_DENSE, id, 0, 0);
+    if (!dense(s, &p->values[id])) return trvi_fail_of(&s->diag, TRVI_DENSE, id);
   }
   return TRV_OK;
 }
 
-void trvi_slot_home(trv_session *s, uint32_t slot) {
-  const trvi_slot *t = &s->slots[slot];
-  const trvf_region *r = &s->plan.regions[t->region];
-  const trv_buf *arena = &s->regions[r->home];
-  trv_buf *out = &s->regions[t->region];
+void trvi_slot_home(trv_session* s, uint32_t slot) {
+  const trvi_slot* t = &s->slots[slot];
+  const trvf_region* r = &s->plan.regions[t->region];
+  const trv_buf* arena = &s->regions[r->home];
+  trv_buf* out = &s->regions[t->region];
   out->host = arena->host ? arena->host + t->home : NULL;
   out->dev = arena->dev ? arena->dev + t->home : 0;
   out->size = (size_t)(s->places ? s->places[t->storage].size : r->size);
 }
 
-uint32_t trvi_slot_value(const trvi_plan *p, uint32_t slot) {
+uint32_t trvi_slot_value(const trvi_plan* p, uint32_t slot) {
   return slot < p->input_count ? p->inputs[slot] : p->outputs[slot - p->input_count];
 }
 
-void trvi_tensor(const trv_session *s, uint32_t value, trv_tensor *out) { trv_view_tensor(&s->view, value, out); }
+void trvi_tensor(const trv_session* s, uint32_t value, trv_tensor* out) {
+  trv_view_tensor(&s->view, value, out);
+}
 
-void trvi_tensors_refresh(trv_session *s) {
-  const trvi_plan *p = &s->plan;
+void trvi_tensors_refresh(trv_session* s) {
+  const trvi_plan* p = &s->plan;
   for (uint32_t i = 0; i < p->input_count + p->output_count; i++)
     trvi_tensor(s, trvi_slot_value(p, i), &s->tensors[i]);
 }

@@ -3,16 +3,19 @@
 
 /* What is under way: the last device that was given work, and its point. */
 typedef struct flight {
-  const trv_bound_device *on;
+  const trv_bound_device* on;
   uint64_t point;
 } flight;
 
-static int asynchronous(const trv_bound_device *on) { return on && on->driver->wait; }
+static int asynchronous(const trv_bound_device* on) { return on && on->driver->wait; }
 
-static trv_status device_failed(trv_session *s, const trv_bound_device *on, trv_status st, uint32_t step) {
-  trv_diag *d = &s->diag;
-  if (!d->what && on->driver->last_error) d->got = on->driver->last_error(on->device, &d->what);
-  if (!d->what) d->what = TRVI_DEVICE;
+static trv_status device_failed(trv_session* s, const trv_bound_device* on, trv_status st,
+                                uint32_t step) {
+  trv_diag* d = &s->diag;
+  if (!d->what) {
+    trvi_fail(d, TRVI_DEVICE);
+    if (on->driver->last_error) d->got = on->driver->last_error(on->device, &d->what);
+  }
   if (d->time == TRV_NONE) d->time = s->plan.steps[step].time;
   d->step = step;
   d->status = st < 0 ? st : TRV_DEVICE;
@@ -20,16 +23,16 @@ static trv_status device_failed(trv_session *s, const trv_bound_device *on, trv_
 }
 
 /* Waits on the host until all work given so far is done. */
-static trv_status settle(trv_session *s, flight *f, uint32_t step) {
+static trv_status settle(trv_session* s, flight* f, uint32_t step) {
   if (!asynchronous(f->on)) return TRV_OK;
   const trv_status st = f->on->driver->wait(f->on->device, f->point, UINT64_MAX);
-  const trv_bound_device *on = f->on;
+  const trv_bound_device* on = f->on;
   f->on = NULL;
   return st ? device_failed(s, on, st, step) : TRV_OK;
 }
 
 /* Work for `on` comes next: it must follow what another device is doing. */
-static trv_status follow(trv_session *s, flight *f, const trv_bound_device *on, uint32_t step) {
+static trv_status follow(trv_session* s, flight* f, const trv_bound_device* on, uint32_t step) {
   if (!asynchronous(f->on) || f->on->device == on->device) return TRV_OK;
   if (!on->driver->join || on->driver != f->on->driver) return settle(s, f, step);
   const trv_status st = on->driver->join(on->device, f->on->device, f->point);
@@ -37,11 +40,13 @@ static trv_status follow(trv_session *s, flight *f, const trv_bound_device *on, 
 }
 
 /* Sizes that a part has written: derived rows, extents, outputs. */
-static trv_status data_sizes(trv_session *s) {
+static trv_status data_sizes(trv_session* s) {
   int changed;
-  trv_status st = trvi_dims_evaluate(s, 0, &changed);
-  /* the written rows themselves are in the table already, so what depends on them may differ without a sign */
-  if (!st) st = trvi_extents_check(s);
+  trv_status too_short = TRV_OK, st = trvi_dims_evaluate(s, 0, &changed);
+  /* the written rows themselves are in the table already, so what depends on them may differ
+   * without a sign */
+  if (!st) st = trvi_extents_check(s, &too_short);
+  if (!st) st = too_short;
   if (st) return st;
   trvi_tensors_refresh(s);
   s->run.epoch++;
@@ -49,8 +54,8 @@ static trv_status data_sizes(trv_session *s) {
   return TRV_OK;
 }
 
-static trv_status run_step(trv_session *s, flight *f, uint32_t step) {
-  const trvi_step *t = &s->steps[step];
+static trv_status run_step(trv_session* s, flight* f, uint32_t step) {
+  const trvi_step* t = &s->steps[step];
   uint64_t point = 0;
   trv_status st = follow(s, f, t->on, step);
   if (st) return st;
@@ -68,7 +73,7 @@ static trv_status run_step(trv_session *s, flight *f, uint32_t step) {
   return st;
 }
 
-static int contiguous(const trv_tensor *t, trv_dim *count) {
+static int contiguous(const trv_tensor* t, trv_dim* count) {
   trv_dim step = 1;
   for (uint32_t i = t->rank; i-- > 0;) {
     if (t->dim[i] != 1 && t->stride[i] != step) return 0;
@@ -78,8 +83,8 @@ static int contiguous(const trv_tensor *t, trv_dim *count) {
   return 1;
 }
 
-static trv_status copy_step(trv_session *s, flight *f, uint32_t step) {
-  const trvf_step *t = &s->plan.steps[step];
+static trv_status copy_step(trv_session* s, flight* f, uint32_t step) {
+  const trvf_step* t = &s->plan.steps[step];
   trv_tensor from, to;
   trv_dim count = 0, room = 0;
   trv_status st = settle(s, f, step);
@@ -92,8 +97,7 @@ static trv_status copy_step(trv_session *s, flight *f, uint32_t step) {
   int same = s->regions[source].host && s->regions[target].host;
   for (uint32_t i = 0; i < from.rank; i++) same = same && from.dim[i] == to.dim[i];
   if (!same || !contiguous(&from, &count) || !contiguous(&to, &room)) {
-    st = trvi_fail(&s->diag, TRVI_COPY,
-                      t->a, count, room);
+    st = trvi_fail_at(&s->diag, TRVI_COPY, t->a, count, room);
     s->diag.step = step;
     return st;
   }
@@ -103,9 +107,9 @@ static trv_status copy_step(trv_session *s, flight *f, uint32_t step) {
 }
 
 /* *out_taken: the predicate is false. */
-static trv_status branch_step(trv_session *s, flight *f, uint32_t step, int *out_taken) {
+static trv_status branch_step(trv_session* s, flight* f, uint32_t step, int* out_taken) {
   const uint32_t id = s->plan.steps[step].a;
-  const trvf_value *v = &s->plan.values[id];
+  const trvf_value* v = &s->plan.values[id];
   trv_tensor t;
   trv_status st = settle(s, f, step);
   if (st) return st;
@@ -113,7 +117,7 @@ static trv_status branch_step(trv_session *s, flight *f, uint32_t step, int *out
   int one = s->regions[s->plan.storages[v->storage].region].host != NULL;
   for (uint32_t i = 0; i < v->rank; i++) one = one && s->dims[v->dim[i]] == 1;
   if (!one) {
-    st = trvi_fail(&s->diag, TRVI_PREDICATE, id, 1, 0);
+    st = trvi_fail_at(&s->diag, TRVI_PREDICATE, id, 1, 0);
     s->diag.step = step;
     return st;
   }
@@ -121,24 +125,32 @@ static trv_status branch_step(trv_session *s, flight *f, uint32_t step, int *out
   return TRV_OK;
 }
 
-static trv_status run_steps(trv_session *s, flight *f) {
-  const trvf_step *steps = s->plan.steps;
+static trv_status run_steps(trv_session* s, flight* f) {
+  const trvf_step* steps = s->plan.steps;
   const uint32_t n = s->plan.step_count;
   uint32_t left = s->max_steps;
   for (uint32_t pc = 0; pc < n;) {
     int taken = 0;
     trv_status st = TRV_OK;
     if (s->max_steps && left-- == 0) {
-      st = trvi_fail(&s->diag, TRVI_STEPS, TRV_NONE,
-                        (trv_dim)s->max_steps, (trv_dim)s->max_steps + 1);
+      st = trvi_fail_at(&s->diag, TRVI_STEPS, TRV_NONE, (trv_dim)s->max_steps,
+                        (trv_dim)s->max_steps + 1);
       s->diag.step = pc;
       return st;
     }
     switch (steps[pc].kind) {
-      case TRV_STEP_KIND_RUN: st = run_step(s, f, pc); break;
-      case TRV_STEP_KIND_COPY: st = copy_step(s, f, pc); break;
-      case TRV_STEP_KIND_BRANCH: st = branch_step(s, f, pc, &taken); break;
-      default: taken = 1; break;
+      case TRV_STEP_KIND_RUN:
+        st = run_step(s, f, pc);
+        break;
+      case TRV_STEP_KIND_COPY:
+        st = copy_step(s, f, pc);
+        break;
+      case TRV_STEP_KIND_BRANCH:
+        st = branch_step(s, f, pc, &taken);
+        break;
+      default:
+        taken = 1;
+        break;
     }
     if (st) return st;
     pc = taken ? steps[pc].b : pc + 1;
@@ -146,16 +158,17 @@ static trv_status run_steps(trv_session *s, flight *f) {
   return TRV_OK;
 }
 
-static trv_status start(trv_session *s, flight *f) {
+static trv_status start(trv_session* s, flight* f) {
   if (s->dirty) {
     const trv_status st = trv_session_plan(s);
     if (st) return st;
+    if (s->dirty) return s->diag.status; /* an output's buffer is too small */
   }
   if (s->diag.status) trvi_diag_clear(&s->diag);
   return run_steps(s, f);
 }
 
-trv_status trv_session_run(trv_session *sess) {
+trv_status trv_session_run(trv_session* sess) {
   flight f = {NULL, 0};
   if (!sess) return TRV_ARGUMENT;
   const trv_status st = start(sess, &f);
@@ -165,7 +178,7 @@ trv_status trv_session_run(trv_session *sess) {
   return device_failed(sess, f.on, end, sess->plan.step_count - 1);
 }
 
-trv_status trv_session_submit(trv_session *sess, trv_event *out_done) {
+trv_status trv_session_submit(trv_session* sess, trv_event* out_done) {
   flight f = {NULL, 0};
   if (!sess || !out_done) return TRV_ARGUMENT;
   const trv_status st = start(sess, &f);
@@ -177,7 +190,7 @@ trv_status trv_session_submit(trv_session *sess, trv_event *out_done) {
   return st;
 }
 
-trv_status trv_event_wait(const trv_event *event, uint64_t timeout_ns) {
+trv_status trv_event_wait(const trv_event* event, uint64_t timeout_ns) {
   if (!event) return TRV_ARGUMENT;
   if (!event->driver || !event->driver->wait) return TRV_OK;
   return event->driver->wait(event->device, event->point, timeout_ns);

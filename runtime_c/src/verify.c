@@ -1,57 +1,64 @@
-/* verify.c - proves, before anything runs, all that can be proved of an entry without knowing sizes.
+/* verify.c - proves, before anything runs, all that can be proved of an entry without knowing
+ * sizes.
  *
- * After it, indices of rows, regions, storages, values, parts and steps are in range everywhere, storages lie in their
- * regions and regions in their segments, and storages that live at the same time do not overlap. What depends on sizes
- * (values inside their storages) is proved by shape.c whenever sizes change; what is inside parts, by their drivers.
+ * After it, indices of rows, regions, storages, values, parts and steps are in range everywhere,
+ * storages lie in their regions and regions in their segments, and storages that live at the same
+ * time do not overlap. What depends on sizes (values inside their storages) is proved by shape.c
+ * whenever sizes change; what is inside parts, by their drivers.
  *
- * Each function returns NULL or a text, with the row that is wrong in *at.
+ * Each function returns a fault (faults.h) or TRVI_NO_FAULT, with the row that is wrong in *at.
  */
 #include "private.h"
 
-static int row_ok(const trvi_plan *p, uint32_t i) {
-  const trvf_dim *r = &p->dims[i];
+static int row_ok(const trvi_plan* p, uint32_t i) {
+  const trvf_dim* r = &p->dims[i];
   if (r->op >= TRV_DIM_OP_COUNT || r->min > r->max) return 0;
-  if (r->op == TRV_DIM_OP_CONST) return r->min == r->max && r->min >= -PTRDIFF_MAX && r->max <= PTRDIFF_MAX;
+  if (r->op == TRV_DIM_OP_CONST)
+    return r->min == r->max && r->min >= -PTRDIFF_MAX && r->max <= PTRDIFF_MAX;
   if (r->op == TRV_DIM_OP_DATA) return r->min >= 0 && r->min <= PTRDIFF_MAX;
   if (r->op != TRV_DIM_OP_INPUT) return r->a < i && r->b < i;
   return r->min >= 0 && r->a < p->input_count && p->inputs[r->a] < p->value_count &&
          r->b < p->values[p->inputs[r->a]].rank;
 }
 
-static const char *verify_dims(const trvi_plan *p, uint32_t *at) {
+static int verify_dims(const trvi_plan* p, uint32_t* at) {
   for (*at = 0; *at < p->dim_count; ++*at)
     if (!row_ok(p, *at)) return TRVI_ROW;
   for (*at = 0; *at < 2; ++*at) {
-    if (*at >= p->dim_count || p->dims[*at].op != TRV_DIM_OP_CONST || p->dims[*at].min != (int64_t)*at)
+    if (*at >= p->dim_count || p->dims[*at].op != TRV_DIM_OP_CONST ||
+        p->dims[*at].min != (int64_t)*at)
       return TRVI_ROW;
   }
-  return NULL;
+  return TRVI_NO_FAULT;
 }
 
-static int region_ok(const trv_program *prog, const trvi_plan *p, const trvf_region *r) {
-  if (r->kind >= TRV_REGION_KIND_COUNT || !trvi_power_of_two(r->align) || r->size > INT64_MAX) return 0;
+static int region_ok(const trv_program* prog, const trvi_plan* p, const trvf_region* r) {
+  if (r->kind >= TRV_REGION_KIND_COUNT || !trvi_power_of_two(r->align) || r->size > INT64_MAX)
+    return 0;
   if (r->kind == TRV_REGION_KIND_CONST || (r->kind == TRV_REGION_KIND_STATE && r->segment != -1))
     return (uint32_t)r->segment < prog->segment_count && r->size <= prog->segments[r->segment].size;
   if (r->kind != TRV_REGION_KIND_IO) return 1;
   if (r->slot >= p->input_count + p->output_count || r->home >= p->region_count) return 0;
-  const trvf_region *home = &p->regions[r->home];
-  return home->kind == TRV_REGION_KIND_ARENA && home->align >= r->align && r->home_offset <= home->size &&
-         r->size <= home->size - r->home_offset && (r->home_offset & (r->align - 1)) == 0;
+  const trvf_region* home = &p->regions[r->home];
+  return home->kind == TRV_REGION_KIND_ARENA && home->align >= r->align &&
+         r->home_offset <= home->size && r->size <= home->size - r->home_offset &&
+         (r->home_offset & (r->align - 1)) == 0;
 }
 
-static const char *verify_regions(const trv_program *prog, const trvi_plan *p, uint32_t *at) {
+static int verify_regions(const trv_program* prog, const trvi_plan* p, uint32_t* at) {
   for (*at = 0; *at < p->region_count; ++*at)
     if (*at > 0xFFFE || !region_ok(prog, p, &p->regions[*at])) return TRVI_REGION;
-  return NULL;
+  return TRVI_NO_FAULT;
 }
 
-static int storage_ok(const trvi_plan *p, const trvf_storage *s) {
-  if (s->region >= p->region_count || s->first > s->last || s->last >= p->times || s->size_dim >= p->dim_count ||
-      s->align_log2 > 30)
+static int storage_ok(const trvi_plan* p, const trvf_storage* s) {
+  if (s->region >= p->region_count || s->first > s->last || s->last >= p->times ||
+      s->size_dim >= p->dim_count || s->align_log2 > 30)
     return 0;
-  const trvf_region *r = &p->regions[s->region];
+  const trvf_region* r = &p->regions[s->region];
   const uint32_t align = (uint32_t)1 << s->align_log2;
-  if (align > r->align || ((uint32_t)s->offset & (align - 1)) || s->offset > r->size || s->size > r->size - s->offset)
+  if (align > r->align || ((uint32_t)s->offset & (align - 1)) || s->offset > r->size ||
+      s->size > r->size - s->offset)
     return 0;
   if (r->kind == TRV_REGION_KIND_ARENA) return 1;
   if (r->kind == TRV_REGION_KIND_IO) return s->offset == 0;
@@ -59,19 +66,20 @@ static int storage_ok(const trvi_plan *p, const trvf_storage *s) {
 }
 
 /* Also that rows are sorted by first. */
-static const char *verify_storages(const trvi_plan *p, uint32_t *at) {
+static int verify_storages(const trvi_plan* p, uint32_t* at) {
   uint32_t before = 0;
   for (*at = 0; *at < p->storage_count; ++*at) {
-    const trvf_storage *s = &p->storages[*at];
+    const trvf_storage* s = &p->storages[*at];
     if (s->first < before || !storage_ok(p, s)) return TRVI_STORAGE;
     before = s->first;
   }
-  return NULL;
+  return TRVI_NO_FAULT;
 }
 
-/* Where a storage's bytes are while the caller binds nothing. Returns the arena or state region, TRV_NONE for CONST. */
-static uint32_t resting_place(const trvi_plan *p, const trvf_storage *s, uint64_t *begin) {
-  const trvf_region *r = &p->regions[s->region];
+/* Where a storage's bytes are while the caller binds nothing. Returns the arena or state region,
+ * TRV_NONE for CONST. */
+static uint32_t resting_place(const trvi_plan* p, const trvf_storage* s, uint64_t* begin) {
+  const trvf_region* r = &p->regions[s->region];
   *begin = s->offset;
   if (r->kind == TRV_REGION_KIND_CONST || s->size == 0) return TRV_NONE;
   if (r->kind != TRV_REGION_KIND_IO) return s->region;
@@ -79,78 +87,87 @@ static uint32_t resting_place(const trvi_plan *p, const trvf_storage *s, uint64_
   return r->home;
 }
 
-/* Storages are sorted by first, so those that may meet storage i begin within its life and follow it. */
-static const char *verify_overlap(const trvi_plan *p, uint32_t *work, uint32_t *at) {
+/* Storages are sorted by first, so those that may meet storage i begin within its life and follow
+ * it. */
+static int verify_overlap(const trvi_plan* p, uint32_t* work, uint32_t* at) {
   for (*at = 0; *at < p->storage_count; ++*at) {
-    const trvf_storage *a = &p->storages[*at];
+    const trvf_storage* a = &p->storages[*at];
     uint64_t begin, other;
     const uint32_t place = resting_place(p, a, &begin);
     const uint64_t end = begin + a->size;
     if (place == TRV_NONE) continue;
     for (uint32_t j = *at + 1; j < p->storage_count && p->storages[j].first <= a->last; j++) {
-      const trvf_storage *b = &p->storages[j];
+      const trvf_storage* b = &p->storages[j];
       if (resting_place(p, b, &other) == place && other < end && begin < other + b->size)
         return TRVI_OVERLAP;
       if (--*work == 0) return TRVI_CROWD;
     }
   }
-  return NULL;
+  return TRVI_NO_FAULT;
 }
 
-static int value_ok(const trvi_plan *p, const trvf_value *v) {
+static int value_ok(const trvi_plan* p, const trvf_value* v) {
   const size_t element = trv_dtype_size(v->dtype);
-  if (v->storage >= p->storage_count || element == 0 || v->rank > TRV_MAX_RANK || v->shift >= p->dim_count) return 0;
-  const trvf_storage *s = &p->storages[v->storage];
+  if (v->storage >= p->storage_count || element == 0 || v->rank > TRV_MAX_RANK ||
+      v->shift >= p->dim_count)
+    return 0;
+  const trvf_storage* s = &p->storages[v->storage];
   for (uint32_t k = 0; k < v->rank; k++)
     if (v->dim[k] >= p->dim_count || v->stride[k] >= p->dim_count) return 0;
-  return v->offset <= s->size && ((uint32_t)v->offset & (element - 1)) == 0 && (element >> s->align_log2) <= 1;
+  return v->offset <= s->size && ((uint32_t)v->offset & (element - 1)) == 0 &&
+         (element >> s->align_log2) <= 1;
 }
 
-static const char *verify_values(const trvi_plan *p, uint32_t *at) {
+static int verify_values(const trvi_plan* p, uint32_t* at) {
   for (*at = 0; *at < p->value_count; ++*at)
     if (!value_ok(p, &p->values[*at])) return TRVI_VALUE;
-  return NULL;
+  return TRVI_NO_FAULT;
 }
 
-/* Each slot's value is the whole of the only storage of a region of its own: as many IO regions and storages as slots,
- * and each slot in one that names it. */
-static const char *verify_slots(const trvi_plan *p, uint32_t *at) {
+/* Each slot's value is the whole of the only storage of a region of its own: as many IO regions and
+ * storages as slots, and each slot in one that names it. */
+static int verify_slots(const trvi_plan* p, uint32_t* at) {
   const uint32_t slots = p->input_count + p->output_count;
   uint32_t regions = 0, storages = 0;
   for (*at = 0; *at < slots; ++*at) {
     const uint32_t id = trvi_slot_value(p, *at);
     if (id >= p->value_count) return TRVI_SLOT;
-    const trvf_value *v = &p->values[id];
-    const trvf_storage *s = &p->storages[v->storage];
-    const trvf_region *r = &p->regions[s->region];
+    const trvf_value* v = &p->values[id];
+    const trvf_storage* s = &p->storages[v->storage];
+    const trvf_region* r = &p->regions[s->region];
     if (r->kind != TRV_REGION_KIND_IO || r->slot != *at || v->offset != 0 || v->shift != 0 ||
         (*at < p->input_count ? s->first != 0 : s->last != p->times - 1))
       return TRVI_SLOT;
   }
-  for (uint32_t i = 0; i < p->region_count; i++) regions += p->regions[i].kind == TRV_REGION_KIND_IO;
+  for (uint32_t i = 0; i < p->region_count; i++)
+    regions += p->regions[i].kind == TRV_REGION_KIND_IO;
   for (uint32_t i = 0; i < p->storage_count; i++)
     storages += p->regions[p->storages[i].region].kind == TRV_REGION_KIND_IO;
-  return regions == slots && storages == slots ? NULL : TRVI_SLOT;
+  return regions == slots && storages == slots ? TRVI_NO_FAULT : TRVI_SLOT;
 }
 
-int trvi_writable(const trvi_plan *p, uint32_t id) {
-  const trvf_region *r = &p->regions[p->storages[p->values[id].storage].region];
-  return r->kind != TRV_REGION_KIND_CONST && (r->kind != TRV_REGION_KIND_IO || r->slot >= p->input_count);
+int trvi_writable(const trvi_plan* p, uint32_t id) {
+  const trvf_region* r = &p->regions[p->storages[p->values[id].storage].region];
+  return r->kind != TRV_REGION_KIND_CONST &&
+         (r->kind != TRV_REGION_KIND_IO || r->slot >= p->input_count);
 }
 
-static const char *verify_steps(const trvi_plan *p, uint32_t *at) {
+static int verify_steps(const trvi_plan* p, uint32_t* at) {
   uint32_t next_part = 0, worked = TRV_NONE, before = 0;
   for (*at = 0; *at < p->step_count; ++*at) {
-    const trvf_step *s = &p->steps[*at];
+    const trvf_step* s = &p->steps[*at];
     int ok = s->time < p->times && s->time >= before && s->kind < TRV_STEP_KIND_COUNT;
     before = s->time;
-    if (s->kind == TRV_STEP_KIND_COPY || s->kind == TRV_STEP_KIND_BRANCH) ok = ok && s->a < p->value_count;
+    if (s->kind == TRV_STEP_KIND_COPY || s->kind == TRV_STEP_KIND_BRANCH)
+      ok = ok && s->a < p->value_count;
     if (s->kind == TRV_STEP_KIND_BRANCH) ok = ok && p->values[s->a].dtype == TRV_DTYPE_BOOL;
     if (s->kind == TRV_STEP_KIND_COPY) {
       ok = ok && s->b < p->value_count && p->values[s->a].dtype == p->values[s->b].dtype &&
            p->values[s->a].rank == p->values[s->b].rank && trvi_writable(p, s->b);
-    } else if (s->kind == TRV_STEP_KIND_RUN) { /* each part belongs to one step: opening all of them is linear */
-      ok = ok && s->count > 0 && s->a >= next_part && s->a < p->part_count && s->count <= p->part_count - s->a;
+    } else if (s->kind == TRV_STEP_KIND_RUN) { /* each part belongs to one step: opening all of them
+                                                  is linear */
+      ok = ok && s->count > 0 && s->a >= next_part && s->a < p->part_count &&
+           s->count <= p->part_count - s->a;
       next_part = s->a + s->count;
     } else { /* going back: over some work at least */
       ok = ok && s->b <= p->step_count && (s->b > *at || (worked != TRV_NONE && worked >= s->b));
@@ -158,16 +175,18 @@ static const char *verify_steps(const trvi_plan *p, uint32_t *at) {
     if (s->kind <= TRV_STEP_KIND_COPY) worked = *at;
     if (!ok) return TRVI_STEP;
   }
-  return NULL;
+  return TRVI_NO_FAULT;
 }
 
-static const char *verify_parts(const trv_program *prog, trv_fb *fb, const trvi_plan *p, uint32_t *work, uint32_t *at) {
+static int verify_parts(const trv_program* prog, trv_fb* fb, const trvi_plan* p, uint32_t* work,
+                        uint32_t* at) {
   for (*at = 0; *at < p->part_count; ++*at) {
     trvi_part part;
     trvi_part_read(fb, p, *at, &part);
     int ok = !fb->bad && part.delegate && part.format && ((uintptr_t)part.data.data & 15) == 0 &&
              (part.segment == -1 || (uint32_t)part.segment < prog->segment_count);
-    const uint32_t bytes = (uint32_t)part.data.size + part.input_count + part.output_count; /* of one head: below 2^31 */
+    const uint32_t bytes = (uint32_t)part.data.size + part.input_count +
+                           part.output_count; /* of one head: below 2^31 */
     ok = ok && bytes < *work;
     for (uint32_t k = 0; ok && k < part.input_count; k++) ok = part.inputs[k] < p->value_count;
     for (uint32_t k = 0; ok && k < part.output_count; k++)
@@ -175,22 +194,17 @@ static const char *verify_parts(const trv_program *prog, trv_fb *fb, const trvi_
     if (!ok) return TRVI_PART;
     *work -= bytes;
   }
-  return NULL;
+  return TRVI_NO_FAULT;
 }
 
-const char *trvi_verify_entry(const trv_program *prog, trv_fb *fb, const trvi_plan *p, uint32_t *work, uint32_t *at) {
-  const char *fault, *name = trv_fb_string(fb, p->table, TRVF_ENTRY_NAME);
-  uint32_t n, rows = 0;
-  trv_fb_string(fb, p->table, TRVF_ENTRY_SIGNATURE);
-  for (uint32_t slot = TRVF_ENTRY_INPUT_NAMES; slot <= TRVF_ENTRY_OUTPUT_NAMES; slot += 2) {
-    const void *names = trv_fb_vector(fb, p->table, slot, 4, 4, &n);
-    for (uint32_t i = 0; i < n; i++) trv_fb_string_at(fb, names, i);
-    rows += n;
-  }
-  for (uint32_t i = 0; i < TRVI_VECTORS; i++) rows += p->counts[i]; /* each is at most 2^31 / 4: no overflow */
-  if (fb->bad || !name || rows >= *work || p->times == 0) return TRVI_ENTRY;
+int trvi_verify_entry(const trv_program* prog, trv_fb* fb, const trvi_plan* p, uint32_t* work,
+                      uint32_t* at) {
+  uint32_t rows = trvi_names_check(fb, p);
+  for (uint32_t i = 0; i < TRVI_VECTORS; i++)
+    rows += p->counts[i]; /* each is at most 2^31 / 4: no overflow */
+  if (fb->bad || rows >= *work || p->times == 0) return TRVI_ENTRY;
   *work -= rows;
-  fault = verify_dims(p, at);
+  int fault = verify_dims(p, at);
   if (!fault) fault = verify_regions(prog, p, at);
   if (!fault) fault = verify_storages(p, at);
   if (!fault) fault = verify_values(p, at);

@@ -124,7 +124,9 @@ class Check:
                 "problems": [{f: getattr(p, f) for f in fields} for p in self.problems]}  # fmt: skip
 
 
-def check(model: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, dynamic_shapes: Any = None) -> Check:
+def check(
+    model: Any, args: Any = None, kwargs: Mapping[str, Any] | None = None, *, dynamic_shapes: Any = None
+) -> Check:
     """Finds everything that stands in the way of export, at once. Arguments as of export."""
     from trivet import frontend
     from trivet.importer import Problem
@@ -149,7 +151,9 @@ def _entries(model: Any, args: Any, kwargs: Mapping[str, Any] | None,
             if not isinstance(given, (tuple, list)):
                 given = (given, (), None)
             if not 1 <= len(given) <= 3:
-                raise Error(f"entry {name!r}: (module, args) or (module, args, kwargs) expected, got {len(given)} values")
+                raise Error(
+                    f"entry {name!r}: (module, args) or (module, args, kwargs) expected, got {len(given)} values"
+                )
             entries[name] = (given[0], *_arguments(name, given[1] if len(given) > 1 else (),
                                                    given[2] if len(given) > 2 else None))  # fmt: skip
         if dynamic_shapes is not None and not isinstance(dynamic_shapes, Mapping):
@@ -160,7 +164,9 @@ def _entries(model: Any, args: Any, kwargs: Mapping[str, Any] | None,
     return {"forward": (model, *_arguments("forward", args, kwargs))}, shapes
 
 
-def _arguments(entry: str, args: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
+def _arguments(
+    entry: str, args: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any] | None]:
     if args is not None and not isinstance(args, (tuple, list)):
         raise Error(f"entry {entry!r}: the example arguments must be a tuple, got {type(args).__name__}",
                     remedy="write (x,) for one argument")  # fmt: skip

@@ -26,8 +26,8 @@ LONG = {DType.bool: "bool", DType.u8: "uint8", DType.i8: "int8", DType.i16: "int
         DType.i64: "int64", DType.f16: "float16", DType.bf16: "bfloat16", DType.f32: "float32",
         DType.f64: "float64"}  # fmt: skip
 _CPU = (1, 0)  # DLPack's device pair
-_PAD = np.zeros(8, np.int64)  # where empty arrays point: a session wants an address
-EMPTY = int(_PAD.ctypes.data)
+_PAD = np.zeros(256, np.uint8)  # where empty arrays point: a session wants an address
+EMPTY = int(_PAD.ctypes.data + 127 & ~127)
 
 _torch_codes: dict[Any, DType] = {}
 _torch_dtypes: dict[DType, Any] = {}
@@ -49,10 +49,6 @@ class Slot:
     @property
     def rank(self) -> int:
         return len(self.low)
-
-    @property
-    def code(self) -> int:
-        return int(self.dtype)
 
     @property
     def static(self) -> bool:
@@ -96,7 +92,7 @@ def dtype_name(x: Any) -> str:
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------------
 def accept(x: Any, slot: Slot) -> Buffer:
-    """Memory of an input for a slot; checks dtype, rank, sizes and device.
+    """Memory of an input for a slot; checks dtype and device (sizes: check_shape).
 
     Raises:
         Error: naming the input, what was expected and what came.
@@ -136,26 +132,27 @@ def check_shape(shape: Sequence[int], slot: Slot) -> None:
         raise Error(f"rank {slot.rank} expected ([{dims}]), got {len(shape)} ({list(shape)})", node=_where(slot))
     for axis, (n, low, high) in enumerate(zip(shape, slot.low, slot.high, strict=True)):
         if not low <= n <= high:
-            how = "" if low == high else "inside the range that dynamic_shapes gave at export, or export with a wider one"
+            how = (
+                "" if low == high else "inside the range that dynamic_shapes gave at export, or export with a wider one"
+            )
             raise Error(f"axis {axis}: expected {span(low, high)}, got {n}", node=_where(slot),
                         remedy=f"pass a size {how}" if how else "")  # fmt: skip
 
 
 def _from_torch(x: Any, slot: Slot) -> Buffer:
     torch = torch_module()
-    if x.layout != torch.strided or x.is_nested:
+    if x.layout is not torch.strided or x.is_nested:
         raise Error(f"a dense tensor expected, got layout {x.layout}", node=_where(slot), remedy="x.to_dense()")
     if x.device.type != "cpu":
         raise Error(f"a tensor in CPU memory expected, got device {x.device}", node=_where(slot), remedy="x.cpu()")
     if _torch_codes.get(x.dtype) != slot.dtype:
         raise _wrong_dtype(x, slot, f"x.to(torch.{LONG[slot.dtype]})")
-    shape = tuple(x.shape)
-    check_shape(shape, slot)
-    if x.is_neg() or not x.is_contiguous() or x.data_ptr() % ITEMSIZE[slot.dtype]:
+    address, item = x.data_ptr(), ITEMSIZE[slot.dtype]
+    if not x.is_contiguous() or address % item or x.is_neg():
         y = x.detach().resolve_neg().contiguous()
-        x = y.clone() if y.data_ptr() % ITEMSIZE[slot.dtype] else y
-    size = x.numel() * ITEMSIZE[slot.dtype]
-    return Buffer(x.data_ptr() or EMPTY, shape, size, x, "torch")
+        x = y.clone() if y.data_ptr() % item else y
+        address = x.data_ptr()
+    return Buffer(address or EMPTY, tuple(x.shape), x.numel() * item, x, "torch")
 
 
 def _from_numpy(x: np.ndarray[Any, Any], slot: Slot, container: str) -> Buffer:
@@ -166,14 +163,13 @@ def _from_numpy(x: np.ndarray[Any, Any], slot: Slot, container: str) -> Buffer:
         raise _wrong_dtype(x, slot, f"x.astype(numpy.{LONG[slot.dtype]})")
     if isinstance(x, np.ma.MaskedArray):
         raise Error("a plain array expected, got a masked one", node=_where(slot), remedy="x.filled(value)")
-    check_shape(x.shape, slot)
     if not x.flags.c_contiguous or not x.flags.aligned or not x.dtype.isnative:
         x = np.array(x, dtype=NUMPY[slot.dtype], order="C", copy=True, subok=False)
     return Buffer(x.__array_interface__["data"][0] or EMPTY, x.shape, x.nbytes, x, container)
 
 
 def _from_number(x: bool | int | float, slot: Slot) -> Buffer:
-    check_shape((), slot)
+    check_shape((), slot)  # a number for a tensor of higher rank is the mistake to name
     kind = "bool" if isinstance(x, bool) else "int" if isinstance(x, int) else "float"
     fits = {"bool": slot.dtype == DType.bool, "int": slot.dtype != DType.bool, "float": slot.dtype in _FLOATS}[kind]
     if not fits:
@@ -196,7 +192,9 @@ class _Capsule:
     def __init__(self, capsule: Any) -> None:
         self.capsule = capsule
 
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None) -> Any:
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: Any = None
+    ) -> Any:
         return self.capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -216,7 +214,9 @@ def _from_dlpack(x: Any, slot: Slot) -> Buffer:
     try:
         return _from_numpy(np.from_dlpack(x), slot, "numpy")
     except (BufferError, RuntimeError, TypeError, ValueError) as e:
-        raise Error(f"a DLPack array of {LONG[slot.dtype]} expected; numpy cannot read it: {e}", node=_where(slot)) from None
+        raise Error(
+            f"a DLPack array of {LONG[slot.dtype]} expected; numpy cannot read it: {e}", node=_where(slot)
+        ) from None
 
 
 # ---- outputs --------------------------------------------------------------------------------------------------------------

@@ -117,7 +117,9 @@ def _parser() -> argparse.ArgumentParser:
     _program(p)
     p.add_argument("inputs", nargs="*", metavar="[NAME=]FILE", help=".npy, .npz or raw little-endian files; random numbers "
                    "when there are none")  # fmt: skip
-    p.add_argument("-o", "--output", metavar="FILE", help=".npz for all results, .npy for the first, else a folder of .npy")
+    p.add_argument(
+        "-o", "--output", metavar="FILE", help=".npz for all results, .npy for the first, else a folder of .npy"
+    )
     p.add_argument("--repeat", type=_positive, default=1, metavar="N", help="call it N times (state goes on)")
 
     p = command("inspect", _inspect, "Show entries, memory over time, steps, placement and its reason")
@@ -128,7 +130,9 @@ def _parser() -> argparse.ArgumentParser:
 
     p = command("bench", _bench, "Measure load, first run, latency percentiles and memory")
     _program(p)
-    p.add_argument("--data", action="append", default=[], metavar="[NAME=]FILE", help="inputs as of run (default: random)")
+    p.add_argument(
+        "--data", action="append", default=[], metavar="[NAME=]FILE", help="inputs as of run (default: random)"
+    )
     p.add_argument("--warmup", type=_natural, default=5, metavar="N", help="runs that do not count (default: 5)")
     p.add_argument("--runs", type=_positive, default=100, metavar="N", help="runs that count (default: 100)")
     p.add_argument("--seconds", type=float, default=10.0, help="stop counting after that long (default: 10)")
@@ -137,7 +141,9 @@ def _parser() -> argparse.ArgumentParser:
     p = command("compare", _compare, "Run model and program side by side and find the first layer that differs",
                 model=True)  # fmt: skip
     _program(p, optional=True)
-    p.add_argument("--data", action="append", default=[], metavar="FILE", help="inputs as of run (default: the examples)")
+    p.add_argument(
+        "--data", action="append", default=[], metavar="FILE", help="inputs as of run (default: the examples)"
+    )
     p.add_argument("--tolerance", type=float, default=1e-4, help="largest relative error (default: 1e-4)")
     p.add_argument("--outputs-only", action="store_true", help="do not look into the layers")
     p.add_argument("--all", action="store_true", help="list every layer, not only the worst")
@@ -154,7 +160,9 @@ def _program(p: argparse.ArgumentParser, optional: bool = False) -> None:
     p.add_argument("--entry", default="", help="which entry (default: forward, or the only one)")
     p.add_argument("--threads", type=_natural, default=0, metavar="N", help="threads per run (default: one per core)")
     p.add_argument("--weights", metavar="FILE", help="the external weights file, where the program has one")
-    p.add_argument("--shape", action="append", default=[], metavar="NAME=SHAPE", help="size of a dynamic input: ids=1x128")
+    p.add_argument(
+        "--shape", action="append", default=[], metavar="NAME=SHAPE", help="size of a dynamic input: ids=1x128"
+    )
 
 
 def _natural(text: str) -> int:
@@ -380,7 +388,9 @@ def _compare(o: Any) -> int:
             net = load(o.program, weights=o.weights, threads=o.threads)
         if o.data:
             if net is None:
-                raise Error("--data needs a program beside the model", remedy="trivet compare MODEL FILE.trv --data x.npy")
+                raise Error(
+                    "--data needs a program beside the model", remedy="trivet compare MODEL FILE.trv --data x.npy"
+                )
             slots = bench.find_entry(net, o.entry).inputs
             values = bench.read_inputs(o.data, slots, _sizes(o.shape))
             args, kwargs = _arguments(net, o.entry, [torch.as_tensor(v) for v in values])
@@ -419,7 +429,7 @@ def _show_comparison(console: Console, result: Any, every: bool) -> None:
     for x in rows:
         error = "" if x.error != x.error else f"{x.error:.2g}"
         style = "red" if not x.harmless else ""
-        table.add_row(str(x.time), _escape(x.place.op), _escape(x.place.where), _escape(x.value), _escape(x.twin), error,
+        table.add_row(str(x.time), _escape(x.place.brief), _escape(x.place.where), _escape(x.value), _escape(x.twin), error,
                       style=style)  # fmt: skip
     console.print(table)
 

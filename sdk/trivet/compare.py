@@ -70,7 +70,7 @@ class Comparison:
         if self.first is not None:
             f = self.first
             how = f"error {f.error:.3g} against {f.twin}" if f.twin else "nothing like it in the model"
-            lines.append(f"first layer beyond tolerance: {f.place.op or f.value} at {f.place.where or 'time ' + str(f.time)}"
+            lines.append(f"first layer beyond tolerance: {f.place.brief or f.value} at {f.place.where or 'time ' + str(f.time)}"
                          f" ({f.value} {list(f.shape)}): {how}")  # fmt: skip
         return "\n".join(lines)
 
@@ -78,6 +78,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """For tools."""
+
         def layer(x: Layer) -> dict[str, Any]:
             return {"time": x.time, "op": x.place.op, "module": x.place.module, "source": x.place.source,
                     "value": x.value, "shape": list(x.shape), "twin": x.twin,
@@ -132,7 +133,9 @@ def compare(
         wanted = copy.deepcopy(model)(*copy.deepcopy(args), **copy.deepcopy(kwargs))
         values = method.info.signature.flatten_inputs(args, kwargs)
         results, taps = run_tapped(method, values) if layers else (method.run(values), [])
-    got = method.info.signature.unflatten_outputs([_number(results[i], i in method._numbers) for i in range(len(results))])
+    got = method.info.signature.unflatten_outputs(
+        [_number(results[i], i in method._numbers) for i in range(len(results))]
+    )
     errors = [relative_error(_array(w), _array(g))
               for w, g in zip(pytree.tree_leaves(wanted), pytree.tree_leaves(got), strict=True)
               if isinstance(w, (torch.Tensor, int, float))]  # fmt: skip
@@ -152,10 +155,10 @@ def trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_sha
     import torch
     from torch.utils import _pytree as pytree
 
-    from trivet.tracing import export_program
     from trivet.importer import handlers
+    from trivet.tracing import export_program
 
-    program = export_program("forward", model, copy.deepcopy(args), copy.deepcopy(kwargs) or None, dynamic_shapes,
+    program = export_program("forward", copy.deepcopy(model), copy.deepcopy(args), copy.deepcopy(kwargs) or None, dynamic_shapes,
                              handlers()).program  # fmt: skip
     values: dict[str, Array] = {}
 

@@ -44,7 +44,8 @@ def raw(t: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes of a dense tensor on the CPU, without a copy."""
     import torch
 
-    flat = t.detach().cpu().contiguous().reshape(-1)
+    flat = t.detach().cpu().contiguous()
+    flat = flat.as_strided((flat.numel(),), (1,), flat.storage_offset())  # one element may have any stride
     out: np.ndarray[Any, np.dtype[np.uint8]] = flat.view(torch.uint8).numpy()
     return out
 
@@ -69,7 +70,7 @@ class Pool:
             return self._places[where]
         data = raw(t)
         if nbytes <= SMALL:
-            content = ("is", hashlib.sha256(data).digest(), nbytes)
+            content = ("is", hashlib.sha256(data.data).digest(), nbytes)
             if content in self._places:
                 return self._places[content]
         self._pad(ALIGN)

@@ -88,7 +88,7 @@ def _result(val: Any, outs: Sequence[Any]) -> Any:
 
 
 def _cond(importer: Importer, node: torch.fx.Node) -> Any:
-    pred, yes, no, operands = (importer._arg(a) for a in node.args)
+    pred, yes, no, operands = (importer.arg(a) for a in node.args)
     b = importer.builder
     val = node.meta["val"]
     if isinstance(pred, (bool, int)):
@@ -125,7 +125,7 @@ def inline(importer: Importer, module: torch.fx.GraphModule, args: Sequence[Any]
 
 
 def _while_loop(importer: Importer, node: torch.fx.Node) -> Any:
-    cond, body, carried, more = (importer._arg(a) for a in node.args[:4])
+    cond, body, carried, more = (importer.arg(a) for a in node.args[:4])
     b = importer.builder
     val = node.meta["val"]
     if any(not isinstance(c, Value) for c in carried):
@@ -186,7 +186,7 @@ def _next(b: Builder, i: Value) -> Value:
 
 def _scan(importer: Importer, node: torch.fx.Node) -> Any:
     """scan(f, init, xs, additional): (carry, y) = f(carry, x) for each slice x of xs; the carry and all y stacked."""
-    f, init, xs, more = (importer._arg(a) for a in node.args[:4])
+    f, init, xs, more = (importer.arg(a) for a in node.args[:4])
     b = importer.builder
     types = _types(importer, node.meta["val"])
     if not xs or any(not isinstance(v, Value) for v in [*init, *xs]):
@@ -213,7 +213,7 @@ def _scan(importer: Importer, node: torch.fx.Node) -> Any:
 
 def _map(importer: Importer, node: torch.fx.Node) -> Any:
     """map(f, xs, additional): f of each slice of xs, stacked."""
-    f, xs, more = (importer._arg(a) for a in node.args[:3])
+    f, xs, more = (importer.arg(a) for a in node.args[:3])
     b = importer.builder
     types = _types(importer, node.meta["val"])
     n = xs[0].shape[0]
@@ -234,7 +234,7 @@ def _map(importer: Importer, node: torch.fx.Node) -> Any:
 
 def _associative_scan(importer: Importer, node: torch.fx.Node) -> Any:
     """y[0] = x[0]; y[t] = f(y[t-1], x[t])."""
-    f, xs, more = (importer._arg(a) for a in node.args[:3])
+    f, xs, more = (importer.arg(a) for a in node.args[:3])
     b = importer.builder
     n, k = xs[0].shape[0], len(xs)
 
@@ -255,7 +255,7 @@ def _inlined(skip: int) -> Callable[[Importer, torch.fx.Node], Any]:
     """wrap_with_*(.., function, *args): the function's nodes in place. skip: arguments before the function."""
 
     def run(importer: Importer, node: torch.fx.Node) -> Any:
-        args = importer._arg(node.args)
+        args = importer.arg(node.args)
         return _result(node.meta.get("val", ()), inline(importer, args[skip], args[skip + 1 :]))
 
     return run
@@ -270,7 +270,7 @@ def _autocast(importer: Importer, node: torch.fx.Node) -> Any:
 
 def _subgraph(importer: Importer, node: torch.fx.Node) -> Any:
     """invoke_subgraph(function, identifier, *args)."""
-    args = importer._arg(node.args)
+    args = importer.arg(node.args)
     return _result(node.meta.get("val", ()), inline(importer, args[0], args[2:]))
 
 

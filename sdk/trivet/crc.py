@@ -15,7 +15,7 @@ U32 = np.ndarray[Any, np.dtype[np.uint32]]
 
 @cache
 def _tables() -> list[U32]:
-    """_tables()[k][b]: what byte b, followed by k zero bytes, adds to the register."""
+    """Table k, entry b: what byte b, followed by k zero bytes, adds to the register."""
     t = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         t = np.where(t & 1, (t >> 1) ^ np.uint32(POLY), t >> 1).astype(np.uint32)
@@ -46,7 +46,8 @@ def _power(k: int) -> U32:
     """Operator of 2**k zero bytes."""
     if k == 0:
         x = np.uint32(1) << np.arange(32, dtype=np.uint32)
-        return _tables()[0][x & 0xFF] ^ (x >> np.uint32(8))
+        one: U32 = _tables()[0][x & 0xFF] ^ (x >> np.uint32(8))
+        return one
     half = _power(k - 1)
     return _apply(half, half)
 

@@ -16,7 +16,17 @@ from trivet.pipeline import Context
 from trivet.program import Program
 from trivet.schedule import Event, Storage, schedule
 from trivet.targets.cpu_part import PartBuilder
-from trivet.writer import ALIGN, DebugSpec, DebugTimeSpec, EntrySpec, PartSpec, ProgramSpec, SegmentSpec, records
+from trivet.writer import (
+    ALIGN,
+    DebugSpec,
+    DebugTimeSpec,
+    EntrySpec,
+    PartSpec,
+    ProgramSpec,
+    Records,
+    SegmentSpec,
+    records,
+)
 
 CONST_ID, STATE_ID, ARENA_ID, IO_ID = 0, 1, 2, 32
 DATA_OPS = ("nonzero", "item")
@@ -177,7 +187,7 @@ class _Entry:
             rows.append(s)
         self.storages = rows
 
-    def _storage_rows(self) -> object:
+    def _storage_rows(self) -> Records:
         rows = []
         for s in self.storages:
             dynamic = isinstance(s.size, Dim)

@@ -140,7 +140,9 @@ def dynamic_shapes(words: Sequence[str], source: Source) -> Any:
     for word in words:
         m = re.fullmatch(r"(\w+)\.(\d+)=(?:(\w+):)?(\d+)\.\.(\d*)", word)
         if m is None:
-            raise Error(f"{word!r} is no dynamic size", remedy="write ARGUMENT.AXIS=MIN..MAX, e.g. 0.1=1..512 or ids.1=n:1..512")
+            raise Error(
+                f"{word!r} is no dynamic size", remedy="write ARGUMENT.AXIS=MIN..MAX, e.g. 0.1=1..512 or ids.1=n:1..512"
+            )
         argument, axis, name, low, high = m.groups()
         name = name or f"{'arg' if argument.isdigit() else ''}{argument}_{axis}"
         if name not in dims:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from trivet import signature as sig
 from trivet.error import Error
-from trivet.guards import add_guards, multiple_of
+from trivet.fbs.structs import DType
+from trivet.guards import add_guards, add_relations, multiple_in, multiple_of
 from trivet.importer import AUTOMATIC, Importer, Problem, handlers, type_of
 from trivet.ir.builder import Builder
+from trivet.ir.dim import Dim
 from trivet.ir.graph import Const, Graph, Module, State, Value
+from trivet.ir.ops import Item
 from trivet.ir.types import Type
 from trivet.symbols import SymbolTable
 from trivet.tracing import Captured, Key, export_program, key_of, refuse_views
@@ -208,7 +211,11 @@ class EntryImporter:
 
     def _guards(self) -> None:
         """torch.export's conditions on sizes."""
-        if not self.captured.guards:
+        for expr in self.captured.guards:
+            if (found := multiple_in(expr)) is not None:
+                self._divide(self.table.dim(found[0]), found[1])
+        add_relations(self.graph, self.captured.guards, self.table.dim)
+        if not self.captured.texts:
             return
 
         def sources() -> dict[str, Any]:
@@ -220,12 +227,15 @@ class EntryImporter:
                     found.update((path, size) for path in paths)
             return found
 
-        for text in self.captured.guards:
-            multiple = multiple_of(text, sources())
-            if multiple is not None and self.table.divide(*multiple):
-                for v in self.graph.inputs:
-                    v.type = Type(v.dtype, tuple(self.table.renew(d) for d in v.shape))
-        add_guards(self.graph, self.captured.guards, sources())
+        for text in self.captured.texts:
+            if (multiple := multiple_of(text, sources())) is not None:
+                self._divide(*multiple)
+        add_guards(self.graph, self.captured.texts, sources())
+
+    def _divide(self, size: int | Dim, divisor: int) -> None:
+        if self.table.divide(size, divisor):
+            for v in self.graph.inputs:
+                v.type = Type(v.dtype, tuple(self.table.renew(d) for d in v.shape))
 
     def _paths(self) -> Iterator[tuple[sig.Tree, tuple[str, str]]]:
         """Every input leaf with the two ways in which torch may write it: L['xs'][0] and L['xs_0']."""
@@ -283,9 +293,6 @@ class EntryImporter:
 
     def _number(self, node: torch.fx.Node, val: Any) -> Any:
         """A number that differs from call to call: a 0-d input, read into a symbol when it is an integer."""
-        from trivet.fbs.structs import DType
-        from trivet.ir.ops import Item
-
         kind = {"SymInt": "int", "SymFloat": "float", "SymBool": "bool"}[type(val).__name__]
         dtype = {"int": DType.i64, "float": DType.f64, "bool": DType.bool}[kind]
         v = self._new_input(Type(dtype, ()), node.name)
@@ -322,9 +329,6 @@ class EntryImporter:
             self.graph.writes.append((state, result))
 
     def _output(self, result: Any) -> sig.Tree:
-        from trivet.fbs.structs import DType
-        from trivet.ir.dim import Dim
-
         if isinstance(result, Dim):
             slot = self._slot(self.builder.full((), result, DType.i64))
             return {"kind": "int", "index": slot}

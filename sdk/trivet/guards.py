@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trivet.error import Error
-from trivet.ir.dim import INF, Dim, bounds, ceil_div, dim_max, dim_min, floor_div, symbols
+from trivet.ir.dim import INF, Call, Dim, Symbol, bounds, ceil_div, dim_max, dim_min, floor_div, symbols
 from trivet.ir.graph import Graph, Sym
 
 Size = int | Dim
@@ -32,14 +32,46 @@ def add_guards(graph: Graph, texts: Iterable[str], sources: Mapping[str, tuple[S
         texts: the conditions as torch writes them.
         sources: {"L['x']": sizes of that tensor, or the integer itself}.
     """
-    for text in dict.fromkeys(texts):
-        try:
-            ranges = _Reader(sources).ranges(ast.parse(text, mode="eval").body)
-        except (Unreadable, Error, SyntaxError):
-            warnings.warn(f"a condition of torch.export is not checked at run time: {text}", UserWarning, stacklevel=2)
-            continue
-        for value, lo, hi in ranges:
-            add_range(graph, value, lo, hi, text)
+
+    def read(text: str) -> list[Range]:
+        return _Reader(sources, graph.ranges()).ranges(ast.parse(text, mode="eval").body)
+
+    _add(graph, list(dict.fromkeys(texts)), read)
+
+
+def add_relations(graph: Graph, relations: Iterable[Any], dim: Callable[[Any], Size]) -> None:
+    """The same for sympy relations over the graph's symbols. dim: converts an expression."""
+
+    def read(expr: Any) -> list[Range]:
+        return relation(expr, dim, graph.ranges())
+
+    _add(graph, list(dict.fromkeys(relations)), read)
+
+
+def _add(graph: Graph, conditions: list[Any], read: Callable[[Any], list[Range]]) -> None:
+    for last in (False, True):  # first what narrows the range of one symbol: it may prove the others
+        for c in list(conditions):
+            try:
+                ranges = read(c)
+            except (Unreadable, Error, SyntaxError):
+                warnings.warn(f"a condition of torch.export is not checked at run time: {c}", UserWarning, stacklevel=2)
+                conditions.remove(c)
+                continue
+            if last:
+                for value, lo, hi in ranges:
+                    add_range(graph, value, lo, hi, str(c))
+                continue
+            narrowed = [_narrow(graph, *r) for r in ranges]
+            if all(narrowed):
+                conditions.remove(c)
+
+
+def multiple_in(expr: Any) -> tuple[Any, int] | None:
+    """(size, divisor) of a sympy relation Eq(Mod(size, divisor), 0), None for any other."""
+    if type(expr).__name__ != "Equality" or expr.rhs != 0 or type(expr.lhs).__name__ not in ("Mod", "PythonMod"):
+        return None
+    size, divisor = expr.lhs.args
+    return (size, int(divisor)) if divisor.is_Integer and divisor > 1 else None
 
 
 def multiple_of(text: str, sources: Mapping[str, tuple[Size, ...] | Size]) -> tuple[Size, int] | None:
@@ -48,7 +80,7 @@ def multiple_of(text: str, sources: Mapping[str, tuple[Size, ...] | Size]) -> tu
     if not (isinstance(e, ast.Compare) and isinstance(e.ops[0], ast.Eq) and isinstance(e.left, ast.BinOp)):
         return None
     try:
-        reader = _Reader(sources)
+        reader = _Reader(sources, {})
         divisor = reader.size(e.left.right)
         if isinstance(e.left.op, ast.Mod) and isinstance(divisor, int) and divisor > 1 and not reader.size(e.comparators[0]):
             return reader.size(e.left.left), divisor
@@ -67,21 +99,58 @@ def add_range(graph: Graph, value: Size, lo: int, hi: int, text: str) -> None:
         return
     if most < lo or least > hi:
         raise Error(f"no size that the inputs may have fulfils torch.export's condition {text}")
-    if any(s.solved == value and (s.min, s.max) == (lo, hi) for s in graph.symbols.values()):
+    if _narrow(graph, value, lo, hi) or any(s.solved == value and (s.min, s.max) == (lo, hi) for s in graph.symbols.values()):
         return
     name = f"guard{sum(n.startswith('guard') for n in graph.symbols)}"
     graph.symbols[name] = Sym(name, lo, hi, solved=value)
 
 
-def relation(expr: Any, dim_of: Callable[[Any], Size]) -> list[Range]:
-    """A sympy relation (or conjunction of them) as ranges; [] for what has no such form."""
+def _narrow(graph: Graph, value: Size, lo: int, hi: int) -> bool:
+    """Writes lo <= value <= hi into the range of a symbol s, for a value a * s + b or a * floor_div(s, k) + b."""
+    if not isinstance(value, Dim):
+        return False
+    b = value.terms.get((), 0)
+    rest = [(m, a) for m, a in value.terms.items() if m]
+    if len(rest) != 1 or len(rest[0][0]) != 1:
+        return False
+    (atom,), a = rest[0]
+    if a < 0:
+        a, lo, hi, b = -a, (-hi if hi < INF else -INF), (-lo if lo > -INF else INF), -b
+    low = -(-(lo - b) // a) if lo > -INF else -INF
+    high = (hi - b) // a if hi < INF else INF
+    if isinstance(atom, Call):
+        k = atom.b
+        if atom.op != "floor_div" or not isinstance(k, int) or not isinstance(atom.a, Dim):
+            return False
+        inner = atom.a.terms
+        if len(inner) != 1 or next(iter(inner.values())) != 1 or len(next(iter(inner))) != 1:
+            return False
+        (atom,) = next(iter(inner))
+        low, high = low * k, (high * k + k - 1 if high < INF else INF)
+    sym = graph.symbols.get(atom.name) if isinstance(atom, Symbol) else None
+    if sym is None or sym.data:
+        return False
+    if low > sym.max or high < sym.min:
+        return False  # add_range finds that nothing is left
+    sym.min, sym.max = max(sym.min, low), min(sym.max, high)
+    return True
+
+
+def relation(expr: Any, dim: Callable[[Any], Size], known: Mapping[str, tuple[int, int]]) -> list[Range]:
+    """A sympy relation (or conjunction of them) as ranges."""
     name = type(expr).__name__
-    if name == "And":
-        return [r for a in expr.args for r in relation(a, dim_of)]
-    compare = _SYMPY.get(name)
-    if compare is None:
+    if name == "BooleanTrue":
         return []
-    return [_compared(compare, dim_of(expr.lhs), dim_of(expr.rhs))]
+    if name == "And":
+        return [r for a in expr.args for r in relation(a, dim, known)]
+    if name == "Or":
+        total: Size = 0
+        for a in expr.args:
+            total = total + _indicator(relation(a, dim, known))
+        return [(total, 1, INF)]
+    if name not in _SYMPY:
+        raise Unreadable
+    return [_compared(_SYMPY[name], dim(expr.lhs), dim(expr.rhs), known)]
 
 
 _SYMPY = {"Equality": "==", "Unequality": "!=", "GreaterThan": ">=", "StrictGreaterThan": ">", "LessThan": "<=",
@@ -90,11 +159,15 @@ _AST: dict[type[ast.cmpop], str] = {ast.Eq: "==", ast.NotEq: "!=", ast.GtE: ">="
 _OPPOSITE = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", ">": "<=", "<=": ">"}
 
 
-def _compared(op: str, a: Size, b: Size) -> Range:
+def _compared(op: str, a: Size, b: Size, known: Mapping[str, tuple[int, int]]) -> Range:
     if op == "==":
         return a - b, 0, 0
     if op == "!=":
-        return (a - b) * (a - b), 1, INF
+        d = a - b
+        least, most = bounds(d, known) if symbols(d) <= known.keys() else (-INF, INF)
+        if least >= 0 or most <= 0:
+            return (d if least >= 0 else -d), 1, INF
+        return dim_max(d, -d), 1, INF
     if op in ("<", "<="):
         a, b = b, a
     return a - b, int(op in ("<", ">")), INF
@@ -103,8 +176,8 @@ def _compared(op: str, a: Size, b: Size) -> Range:
 class _Reader:
     """Python text of torch as dimensions."""
 
-    def __init__(self, sources: Mapping[str, tuple[Size, ...] | Size]) -> None:
-        self.sources = sources
+    def __init__(self, sources: Mapping[str, tuple[Size, ...] | Size], known: Mapping[str, tuple[int, int]]) -> None:
+        self.sources, self.known = sources, known  # known: ranges of the symbols
 
     def ranges(self, e: ast.expr, positive: bool = True) -> list[Range]:
         """Ranges that hold together exactly when e does (positive) or does not."""
@@ -129,7 +202,7 @@ class _Reader:
                 if name is None:
                     raise Unreadable
                 name = name if positive else _OPPOSITE[name]
-                out.append(_compared(name, self.size(left), self.size(right)))
+                out.append(_compared(name, self.size(left), self.size(right), self.known))
             return out
         raise Unreadable
 

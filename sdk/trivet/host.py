@@ -23,10 +23,22 @@ REMEDIES = {
 }
 
 
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class Host:
     """A mapped program with its devices and threads, shared by all contexts; closed when the last one is gone."""
 
-    __slots__ = ("contexts", "entries", "keep", "lock", "name", "ptr")
+    __slots__ = ("contexts", "entries", "forks", "keep", "lock", "name", "ptr")
 
     def __init__(self, source: Any, weights: Any, threads: int, defer_crc: bool) -> None:
         n = native.library()
@@ -59,13 +71,21 @@ class Host:
             raise Error(native.diag_text(diag), node=self.name, remedy=REMEDIES.get(status, ""))
         close, keep = n.lib.trv_host_close, self.keep
 
-        def free(pointer: Any) -> None:  # before the bytes go that it has borrowed
-            close(pointer)
+        self.forks = _forks
+
+        def free(pointer: Any, forks: int = _forks) -> None:  # before the bytes go that it has borrowed
+            if forks == _forks:
+                close(pointer)
             keep.clear()
 
         self.ptr = n.ffi.gc(out[0], free)
         self.entries = [describe(self.program, i) for i in range(self.program.entry_count)]
         self.contexts, self.lock = 0, threading.RLock()  # re-entered when a destructor runs inside enter or leave
+
+    @property
+    def here(self) -> bool:
+        """Whether this is still the process that opened it; a fork has the memory, but not the threads."""
+        return self.forks == _forks
 
     def enter(self) -> None:
         """One more context."""
@@ -180,7 +200,9 @@ def _must(status: int, program: Any) -> None:
 def error_of(diag: Any, host: Host, info: EntryInfo | None, status: int) -> Error:
     """What the runtime says, with the place in the user's model."""
     n = native.library()
-    reason = native.diag_text(diag) if diag != n.ffi.NULL and diag.status else native.text(n.lib.trv_status_text(status))
+    reason = (
+        native.diag_text(diag) if diag != n.ffi.NULL and diag.status else native.text(n.lib.trv_status_text(status))
+    )
     where = ""
     if info is not None:
         where = f"entry {info.name!r}"

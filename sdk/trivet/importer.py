@@ -103,7 +103,7 @@ class Importer:
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
-                out = self._arg(node.args[0])
+                out = self.arg(node.args[0])
                 return list(out) if isinstance(out, (list, tuple)) else [out]
         return []
 
@@ -113,8 +113,10 @@ class Importer:
         self.builder.loc, self.builder.node = loc, node
         for size in _sizes(node.meta.get("val")):
             self.table.add(size)
+        done = len(self.builder.graph.nodes)
         try:
             self.env[node] = self._import(node)
+            self._bound(done)
         except Error as e:
             self._problem(loc, e.reason, e.remedy)
             self.env[node] = self._dummy(node.meta.get("val"))
@@ -130,7 +132,7 @@ class Importer:
 
         target = str(node.target)
         if node.target is operator.getitem:
-            container, index = self._arg(node.args[0]), node.args[1]
+            container, index = self.arg(node.args[0]), node.args[1]
             return container[index]
         if target in ASSERTIONS:
             if target == "aten._assert_scalar.default" and isinstance(node.args[0], torch.fx.Node):
@@ -146,8 +148,23 @@ class Importer:
         handler = handlers().get(target)
         if handler is None:
             raise self._unknown(target)
-        args, kwargs = self._arg(node.args), {k: self._arg(v) for k, v in node.kwargs.items()}
+        args, kwargs = self.arg(node.args), {k: self.arg(v) for k, v in node.kwargs.items()}
+        if target.startswith("aten.squeeze."):
+            self._squeezed(args[0], args[1] if len(args) > 1 else None)
         return handler(self.builder, args, kwargs, val)
+
+    def _bound(self, done: int) -> None:
+        """A nonzero finds at most as many places as its input has elements."""
+        for n in self.builder.graph.nodes[done:]:
+            if n.op == "nonzero" and n.inputs[0] is not None:
+                self.table.limit(n.attrs.symbol, n.inputs[0].type.count)
+
+    def _squeezed(self, x: Any, dims: Any) -> None:
+        """A size that was not 1 at export must not be 1 later: squeeze would drop its axis then."""
+        if isinstance(x, Value):
+            axes = range(x.type.rank) if dims is None else [dims] if isinstance(dims, int) else dims
+            for axis in axes:
+                self.table.not_one(x.shape[axis])
 
     def _unknown(self, target: str) -> Error:
         if RANDOM.match(target):
@@ -159,7 +176,7 @@ class Importer:
         """.item(): an integer becomes a symbol; any other number stays a 0-d value."""
         import torch
 
-        x = self._arg(node.args[0])
+        x = self.arg(node.args[0])
         b = self.builder
         if isinstance(val, (bool, int, float)):
             return val
@@ -177,17 +194,18 @@ class Importer:
             self.numbers[v] = "bool"
         return v
 
-    def _arg(self, a: Any) -> Any:
+    def arg(self, a: Any) -> Any:
+        """An fx argument (nodes, containers of them, constants) as IR values."""
         import torch
 
         if isinstance(a, torch.fx.Node):
             return self.env[a]
         if isinstance(a, (list, tuple)):
-            return type(a)(self._arg(x) for x in a) if type(a) in (list, tuple) else [self._arg(x) for x in a]
+            return type(a)(self.arg(x) for x in a) if type(a) in (list, tuple) else [self.arg(x) for x in a]
         if isinstance(a, dict):
-            return {k: self._arg(v) for k, v in a.items()}
+            return {k: self.arg(v) for k, v in a.items()}
         if isinstance(a, slice):
-            return slice(self._arg(a.start), self._arg(a.stop), self._arg(a.step))
+            return slice(self.arg(a.start), self.arg(a.stop), self.arg(a.step))
         return a
 
     def _attribute(self, node: torch.fx.Node) -> Any:

@@ -114,7 +114,7 @@ def _show_live(console: Console, e: EntryView, live: Live) -> None:
     top = ", ".join(f"{names.get(index[int(s['offset']), int(s['first']), int(s['region'])], '') or '?'} "
                     f"{size_text(int(s['size']))}" for s in rows[:4])  # fmt: skip
     place = e.place(peak)
-    console.print(f"    peak at time {peak} of {e.times} ({place.op.split('(')[0].strip() or '?'} {place.where}): {top}",
+    console.print(f"    peak at time {peak} of {e.times} ({place.brief or '?'} {place.where}): {top}",
                   highlight=False, markup=False)  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def _commands(e: EntryView) -> Table:
         place = e.place(c.time)
         outs = [e.value_names[v] or f"value {v}" for v in c.outputs]
         types = [type_text(e, v) for v in c.outputs]
-        table.add_row(str(c.time), c.op, _escape("\n".join(outs)), _escape("\n".join(types)), _escape(place.where),
+        table.add_row(str(c.time), _escape(place.brief or c.op), _escape("\n".join(outs)), _escape("\n".join(types)), _escape(place.where),
                       _escape(place.placement or c.delegate))  # fmt: skip
     return table
 

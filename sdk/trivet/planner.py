@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
 ALIGN = 64
 
@@ -28,7 +27,8 @@ class Item:
 @dataclass(frozen=True, slots=True)
 class Packing:
     """offsets: by item. size: bytes in all. bound: no packing is smaller. order: item indices as placed.
-    method: what found it. exact: the search proved that no smaller one exists."""
+    method: what found it. exact: the search proved that no smaller one exists.
+    """
 
     offsets: tuple[int, ...]
     size: int
@@ -229,9 +229,24 @@ class _Problem:
         """
         if len(self.live) > 80 or not self.plain:
             return False, None
+        starts = sorted({self.items[i].first for i in self.live})
+        when = {i: [k for k, t in enumerate(starts) if self.items[i].first <= t <= self.items[i].last] for i in self.live}
+        waiting = [0] * len(starts)  # bytes still to be placed, by time
+        for i in self.live:
+            for k in when[i]:
+                waiting[k] += self.size[i]
+        top = [0] * len(starts)  # highest end of what is placed, by time
         offsets = [-1] * len(self.items)
         best: tuple[int, list[int]] | None = None
-        placed: list[int] = []
+        placed: list[tuple[int, list[int]]] = []  # item, top before it
+
+        def undo() -> None:
+            nonlocal top
+            i, top = placed.pop()
+            offsets[i] = -1
+            for k in when[i]:
+                waiting[k] += self.size[i]
+
         choices = [self._next(offsets, 0, size)]
         while choices:
             if nodes <= 0:
@@ -239,22 +254,27 @@ class _Problem:
             if not choices[-1]:
                 choices.pop()
                 if placed:
-                    offsets[placed.pop()] = -1
+                    undo()
                 continue
             at, i = choices[-1].pop()
-            if at + self.size[i] >= size:
-                continue
             nodes -= 1
+            placed.append((i, top))
+            top = list(top)
             offsets[i] = at
-            placed.append(i)
-            if len(placed) < len(self.live):
+            for k in when[i]:
+                top[k] = at + self.size[i]
+                waiting[k] -= self.size[i]
+            # what is still to come lies above this offset, and above what is placed at its time
+            if max(max(at, h) + w for h, w in zip(top, waiting, strict=True)) >= size:
+                undo()
+            elif len(placed) < len(self.live):
                 choices.append(self._next(offsets, at, size))
-                continue
-            size = max(offsets[k] + self.size[k] for k in placed)
-            best = size, [max(o, 0) for o in offsets]
-            if size == self.bound:
-                return True, best
-            offsets[placed.pop()] = -1
+            else:
+                size = max(top)
+                best = size, [max(o, 0) for o in offsets]
+                if size == self.bound:
+                    return True, best
+                undo()
         return True, best
 
     def _next(self, offsets: list[int], floor: int, limit: int) -> list[tuple[int, int]]:

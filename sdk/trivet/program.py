@@ -169,4 +169,4 @@ def _aligned(data: Any) -> memoryview:
     skip = -room.ctypes.data % 64
     out = room[skip : skip + n]
     out[:] = np.frombuffer(data, np.uint8)
-    return memoryview(out).toreadonly()
+    return out.data.toreadonly()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,11 @@ class Place:
     module: str = ""
     source: str = ""
     placement: str = ""
+
+    @property
+    def brief(self) -> str:
+        """The operator without namespaces and overloads: conv <- conv2d + relu."""
+        return re.sub(r"\b(?:aten|prims|trivet)\.(\w+)\.\w+", r"\1", self.op)
 
     @property
     def where(self) -> str:

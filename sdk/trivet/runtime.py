@@ -56,7 +56,8 @@ class Context:
         close = n.lib.trv_context_close
 
         def free(pointer: Any) -> None:
-            close(pointer)
+            if host.here:
+                close(pointer)
             host.leave()
 
         host.enter()
@@ -70,6 +71,9 @@ class Context:
         """
         if self.ptr is None:
             raise Error("the net is closed", remedy="load the program again")
+        if not self.host.here:
+            raise Error("the net belongs to the process that this one was forked from: its threads are not here",
+                        remedy="load the program in each process")  # fmt: skip
         return self.ptr
 
     def session(self, index: int) -> Any:
@@ -218,8 +222,10 @@ class Entry:
         self._context, self.info = context, info
         self.name, self.inputs, self.outputs = info.name, tuple(info.inputs), tuple(info.outputs)
         self._session = context.session(info.index)
+        self._codes = [int(s.dtype) for s in self.inputs]
         self._dims = [ffi.new("int64_t[8]") for _ in self.inputs]
-        self._buf = ffi.new("trv_buf *")
+        self._dims_of: list[tuple[int, ...] | None] = [None] * len(self.inputs)  # what _dims hold
+        self._buf, self._bytes = ffi.new("trv_buf *"), ffi.typeof("uint8_t *")
         self._shapes: list[tuple[int, ...]] | None = None  # of the last inputs: sizes of outputs are known for them
         self._out_shapes: list[tuple[int, ...] | None] = [s.low if s.static else None for s in self.outputs]
         self._dynamic = [s.index for s in self.outputs if not s.static]
@@ -305,13 +311,17 @@ class Entry:
         return outs
 
     def _bind_inputs(self, inputs: Sequence[Buffer]) -> None:
-        n, buf = native.library(), self._buf
+        n, buf, pointer = native.library(), self._buf, self._bytes
         bind, cast = n.lib.trv_session_bind_input, n.ffi.cast
-        for slot, b, dims in zip(self.inputs, inputs, self._dims, strict=True):
-            buf.host, buf.size = cast("uint8_t *", b.address), b.nbytes
-            for axis, size in enumerate(b.shape):
-                dims[axis] = size
-            status = bind(self._session, slot.index, slot.code, len(b.shape), dims, buf[0])
+        for i, b in enumerate(inputs):
+            dims = self._dims[i]
+            if b.shape != self._dims_of[i]:
+                arrays.check_shape(b.shape, self.inputs[i])
+                for axis, size in enumerate(b.shape):
+                    dims[axis] = size
+                self._dims_of[i] = b.shape
+            buf.host, buf.size = cast(pointer, b.address), b.nbytes
+            status = bind(self._session, i, self._codes[i], len(b.shape), dims, buf[0])
             if status != native.OK:
                 self._fail(status)
 
@@ -319,7 +329,7 @@ class Entry:
         n, buf = native.library(), self._buf
         for i, b in enumerate(results):
             if b is not None:
-                buf.host, buf.size = n.ffi.cast("uint8_t *", b.address), b.nbytes
+                buf.host, buf.size = n.ffi.cast(self._bytes, b.address), b.nbytes
                 status = n.lib.trv_session_bind_output(self._session, i, buf[0])
                 if status != native.OK:
                     self._fail(status)

@@ -170,6 +170,19 @@ class Forest:
         np.subtract.at(line, self._last + 1, self._size)
         return int(np.cumsum(line).max(initial=0))
 
+    def peak_if(self, pairs: list[tuple[Tree, Tree]]) -> int:
+        """What the peak would be with the first tree of each pair inside the second."""
+        saved = self._first.copy(), self._last.copy(), self._size.copy()
+        for a, b in pairs:
+            if a is not b and a.free:
+                i, k = a.index, b.index
+                self._first[k] = min(self._first[k], self._first[i])
+                self._last[k] = max(self._last[k], self._last[i])
+                self._size[i] = 0
+        most = self.peak()
+        self._first, self._last, self._size = saved
+        return most
+
     # -- merging
     @staticmethod
     def _follow(edge: Edge, parent: Cell, window: Window, value: Value) -> Window | None:

@@ -8,7 +8,7 @@ from math import gcd
 from typing import Any
 
 from trivet.error import Error
-from trivet.guards import add_range, relation
+from trivet.guards import add_range, add_relations
 from trivet.ir.dim import INF, Dim, bounds, ceil_div, dim_max, dim_min, evaluate, floor_div, substitute, symbols
 from trivet.ir.graph import Graph, Sym
 
@@ -264,8 +264,19 @@ class SymbolTable:
         known = self.graph.symbols
         if not all(s.name in known and not known[s.name].data for s in expr.free_symbols):
             return
-        for value, lo, hi in relation(expr, self.dim):
-            add_range(self.graph, value, lo, hi, str(expr))
+        add_relations(self.graph, [expr], self.dim)
+
+    def not_one(self, d: int | Dim) -> None:
+        """Leaves 1 out of the range of a size (0 too, where the range would fall apart)."""
+        if isinstance(d, Dim) and not any(self.graph.symbols[s].data for s in symbols(d)):
+            lo = bounds(d, self.graph.ranges())[0]
+            if 0 <= lo <= 1:
+                add_range(self.graph, d, 2, INF, f"{d} != 1")
+
+    def limit(self, symbol: str, size: int | Dim) -> None:
+        """A data-dependent size is at most another size."""
+        sym = self.graph.symbols[symbol]
+        sym.max = min(sym.max, max(sym.min, bounds(size, self.graph.ranges())[1]))
 
     def check(self) -> None:
         """Raises for a symbol that nothing defines."""
@@ -276,7 +287,9 @@ class SymbolTable:
 
 
 def _hint(s: Expr, node: Any) -> int | None:
-    v = node.shape_env.backed_var_to_val.get(s)
+    env = node.shape_env
+    known = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val  # before torch 2.12
+    v = known.get(s)
     return None if v is None else int(v)
 
 

@@ -34,13 +34,15 @@ class Captured:
         name: of the entry.
         program: after decomposition.
         forward: the module's forward(), for the names of arguments; None when a program was given.
-        guards: conditions on sizes, as torch writes them.
+        guards: conditions on sizes, as sympy relations over the symbols of the program.
+        texts: the same as Python text over the arguments, in place of guards for a program that was loaded from a file.
     """
 
     name: str
     program: ExportedProgram
     forward: Any
-    guards: list[str]
+    guards: list[Any]
+    texts: list[str]
 
 
 def export_program(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None,
@@ -77,9 +79,12 @@ def export_program(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[st
     else:
         raise Error(f"entry {name!r}: expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
                     f"got {type(model).__name__}")  # fmt: skip
-    guards = list(getattr(program, "_guards_code", []))
+    texts = list(getattr(program, "_guards_code", []))
+    env = _shape_env(program)
+    traced = len(env.guards) if env is not None else 0
     done = _decompose(name, program, handled)
-    return Captured(name, done, forward, [*guards, *getattr(done, "_guards_code", [])])
+    guards = _conditions(_shape_env(done), traced)
+    return Captured(name, done, forward, guards, [] if traced else texts)
 
 
 def _load(path: Path) -> ExportedProgram:
@@ -166,13 +171,18 @@ def refuse_views(program: ExportedProgram, cause: Exception | None = None, writt
 
     Eager sees a write in both; an exported program does not.
     """
-    tensors = {**program.state_dict, **program.constants}
-    keys = {name: key_of(t) for name, t in tensors.items() if hasattr(t, "untyped_storage") and t.numel()}
-    for a, ka in keys.items():
-        for b, kb in keys.items():
-            if ka != kb and ka[0] == kb[0] and (written is None or ka in written) and _overlap(ka, kb):
-                raise Error(f"buffer {a!r} is written, and {b!r} is a view of the same memory",
-                            remedy="register one of them only, and make the view in forward()") from cause  # fmt: skip
+    if written is not None and not written:
+        return
+    by_storage: dict[Any, list[tuple[str, Key]]] = {}
+    for name, t in {**program.state_dict, **program.constants}.items():
+        if hasattr(t, "untyped_storage") and t.numel():
+            by_storage.setdefault(key_of(t)[0], []).append((name, key_of(t)))
+    for group in by_storage.values():
+        for a, ka in group if len(group) > 1 else ():
+            for b, kb in group:
+                if ka != kb and (written is None or ka in written) and _overlap(ka, kb):
+                    raise Error(f"buffer {a!r} is written, and {b!r} is a view of the same memory",
+                                remedy="register one of them only, and make the view in forward()") from cause  # fmt: skip
 
 
 Key = tuple[Any, ...]
@@ -194,6 +204,42 @@ def _overlap(a: Key, b: Key) -> bool:
 
     (a0, a1), (b0, b1) = span(a), span(b)
     return a0 < b1 and b0 < a1
+
+
+def _shape_env(program: ExportedProgram) -> Any:
+    """torch's record of symbolic sizes, None for a program without tensor inputs."""
+    for node in program.graph.nodes:
+        mode = getattr(node.meta.get("val"), "fake_mode", None)
+        if mode is not None:
+            return mode.shape_env
+    return None
+
+
+# Where torch asks about sizes only to choose strides: what it finds there says nothing about results.
+_LAYOUT = re.compile(r"_prims_common.*(contiguous|stride|should_swap|dense|channels_last|\bge$|physical_perm)|"
+                     r"_reshape_view_helper_core_alg$")  # fmt: skip
+
+
+def _conditions(env: Any, traced: int) -> list[Any]:
+    """The conditions that results depend on. traced: how many guards there were before decomposition."""
+    out = []
+    for i, guard in enumerate(env.guards if env is not None else ()):
+        place = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+        file, function = getattr(place, "filename", ""), getattr(place, "name", "")
+        if _LAYOUT.search(f"{file} {function}"):
+            continue
+        inner = os.sep + "_decomp" + os.sep in file or os.sep + "_refs" + os.sep in file
+        if i >= traced and not inner and _one_or_more(guard.expr):
+            continue  # the second trace asks in C++, again for strides; what matters came up in the first
+        out.append(env.replace(guard.expr))
+    return out
+
+
+def _one_or_more(expr: Any) -> bool:
+    """Whether a relation only says that a size is not 0 or 1."""
+    kind, limit = type(expr).__name__, getattr(expr, "rhs", None)
+    return (kind == "Unequality" and limit in (0, 1)) or (kind == "StrictGreaterThan" and limit == 1) or (
+        kind == "GreaterThan" and limit == 2)  # fmt: skip
 
 
 @contextmanager

@@ -12,7 +12,8 @@ Window = tuple[int | Dim, Shape]  # offset, strides: in elements
 
 def dense(shape: Shape, order: Sequence[int] | None = None) -> Shape:
     """Strides of a dense tensor whose axes lie in memory in this order, outermost first (None: row-major). An axis of size
-    0 counts as 1, so no stride is 0."""
+    0 counts as 1, so no stride is 0.
+    """
     out: list[int | Dim] = [1] * len(shape)
     step: int | Dim = 1
     for axis in reversed(order if order is not None else range(len(shape))):
@@ -143,7 +144,8 @@ def apply(node: Node, window: Window) -> Window | None:
 
 def invert(node: Node, window: Window) -> Window | None:
     """The window that a view's input must have for the output to have this one. None: impossible, or the view drops or
-    repeats elements."""
+    repeats elements.
+    """
     x, y = node.inputs[0], node.outputs[0]
     assert x is not None
     offset, strides = window

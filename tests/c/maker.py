@@ -46,10 +46,14 @@ class Maker:
         return self.dim(DimOp.const_, low=n, high=n)
 
     def region(self, kind: RegionKind, size: int = 0, segment: int = -1, **more: Any) -> int:
-        self.regions.append({"kind": kind, "id": len(self.regions), "align": 64, "segment": segment, "size": size, **more})
+        self.regions.append(
+            {"kind": kind, "id": len(self.regions), "align": 64, "segment": segment, "size": size, **more}
+        )
         return len(self.regions) - 1
 
-    def storage(self, size: int, region: int | None = None, first: int = 0, last: int | None = None, **more: Any) -> int:
+    def storage(
+        self, size: int, region: int | None = None, first: int = 0, last: int | None = None, **more: Any
+    ) -> int:
         """A storage at the end of its region (default: the arena)."""
         region = self.arena if region is None else region
         r = self.regions[region]
@@ -79,7 +83,9 @@ class Maker:
         size = int(np.prod(shape, dtype=np.int64)) * SIZES[dtype]
         return self.value(self.storage(size, region, **more), dtype, shape, rows)
 
-    def slot(self, dtype: DType, shape: list[int], output: bool = False, rows: list[int] | None = None, **more: Any) -> int:
+    def slot(
+        self, dtype: DType, shape: list[int], output: bool = False, rows: list[int] | None = None, **more: Any
+    ) -> int:
         """An input (or output) of its own IO region, at home in the arena."""
         size = int(np.prod(shape, dtype=np.int64)) * SIZES[dtype]
         a = self.regions[self.arena]
@@ -95,7 +101,9 @@ class Maker:
             form: str = "toy.1", time: int = 0, alternatives: int = 1) -> None:  # fmt: skip
         for _i in range(alternatives):
             self.parts.append(PartSpec(delegate, form, code, inputs=inputs, outputs=outputs))
-        self.steps.append({"kind": StepKind.run, "count": alternatives, "a": len(self.parts) - alternatives, "time": time})
+        self.steps.append(
+            {"kind": StepKind.run, "count": alternatives, "a": len(self.parts) - alternatives, "time": time}
+        )
 
     def step(self, kind: StepKind, a: int = 0, b: int = 0, time: int = 0) -> int:
         self.steps.append({"kind": kind, "a": a, "b": b, "time": time})

@@ -40,8 +40,7 @@ def static() -> ProgramSpec:
     return ProgramSpec("static", [m.entry()], [SegmentSpec([WEIGHTS])], [debug])
 
 
-def external() -> ProgramSpec:
-    p = static()
+def external(p: ProgramSpec) -> ProgramSpec:
     p.segments[0].external = True
     return p
 
@@ -216,12 +215,22 @@ def cpu_empty(count: int = 10000) -> ProgramSpec:
     return ProgramSpec("empty", [m.entry()])
 
 
-ALL = {f.__name__: f for f in (static, dynamic, state, loop, data, alternatives, failing, long, nothing,
+def null() -> ProgramSpec:
+    """Two steps of the delegate "null"."""
+    m = Maker()
+    x, y = m.slot(F32, [2]), m.slot(F32, [2], output=True)
+    m.run(b"", [x], [y], delegate="null", form="null.1")
+    m.run(b"", [x], [y], delegate="null", form="null.1")
+    return ProgramSpec("null", [m.entry()])
+
+
+ALL = {f.__name__: f for f in (static, dynamic, state, loop, data, alternatives, failing, long, nothing, null,
                                cpu_static, cpu_dynamic, cpu_state, cpu_empty)}  # fmt: skip
 
 
 def make(folder: Path) -> None:
     for name, f in ALL.items():
         write_file(f(), folder / f"{name}.trv")
-    write_file(external(), folder / "external.trv", folder / "external.bin")
+    write_file(external(static()), folder / "external.trv", folder / "external.bin")
+    write_file(external(cpu_static()), folder / "cpu_external.trv", folder / "cpu_external.bin")
     write_file(dynamic(1 << 40), folder / "unbounded.trv")

@@ -1,7 +1,8 @@
-/* test_runtime.c - the runtime core with the toy driver. Argument: the folder that programs.py filled. */
+/* test_runtime.c - the runtime core with the toy driver. Argument: the folder that programs.py
+ * filled. */
 #include "check.h"
 
-static const char *folder;
+static const char* folder;
 
 static int test_static(void) {
   int failures = 0;
@@ -10,7 +11,8 @@ static int test_static(void) {
   trv_entry e;
   trv_slot slot;
   CHECK(rig_open(&r, folder, "static.trv", 0, 0) == TRV_OK);
-  CHECK(trv_program_entry(&r.program, 0, &e) == TRV_OK && strcmp(e.name, "forward") == 0 && e.input_count == 2);
+  CHECK(trv_program_entry(&r.program, 0, &e) == TRV_OK && strcmp(e.name, "forward") == 0 &&
+        e.input_count == 2);
   CHECK(trv_program_find(&r.program, "forward", &e) == TRV_OK && e.index == 0);
   CHECK(trv_program_find(&r.program, "backward", &e) == TRV_ARGUMENT);
   CHECK(trv_program_input(&r.program, 0, 1, &slot) == TRV_OK && slot.rank == 1 && slot.dim[0] == 4);
@@ -20,11 +22,11 @@ static int test_static(void) {
   CHECK(rig_init(&r, &d) == TRV_OK);
 
   /* planned places */
-  float *x0 = (float *)(void *)trv_session_input(r.session, 0)->data;
-  float *x1 = (float *)(void *)trv_session_input(r.session, 1)->data;
+  float* x0 = (float*)(void*)trv_session_input(r.session, 0)->data;
+  float* x1 = (float*)(void*)trv_session_input(r.session, 1)->data;
   for (int i = 0; i < 4; i++) x0[i] = (float)i, x1[i] = 100.0f;
   CHECK(trv_session_run(r.session) == TRV_OK);
-  const float *y = (const float *)(const void *)trv_session_output(r.session, 0)->data;
+  const float* y = (const float*)(const void*)trv_session_output(r.session, 0)->data;
   for (int i = 0; i < 4; i++) CHECK(y[i] == 100.0f + 2.0f * (float)i);
 
   /* the caller's buffers */
@@ -36,29 +38,34 @@ static int test_static(void) {
   CHECK(trv_session_bind_output(r.session, 0, buf_of(out, 16)) == TRV_OK);
   CHECK(trv_session_run(r.session) == TRV_OK);
   for (int i = 0; i < 4; i++) CHECK(out[i] == 3.0f + (float)i);
-  CHECK(trv_session_output(r.session, 0)->data == (uint8_t *)out);
+  CHECK(trv_session_output(r.session, 0)->data == (uint8_t*)out);
 
   /* back to the arena */
   CHECK(trv_session_bind_output(r.session, 0, buf_of(NULL, 0)) == TRV_OK);
   memset(out, 0, sizeof(out));
   CHECK(trv_session_run(r.session) == TRV_OK);
-  y = (const float *)(const void *)trv_session_output(r.session, 0)->data;
+  y = (const float*)(const void*)trv_session_output(r.session, 0)->data;
   for (int i = 0; i < 4; i++) CHECK(y[i] == 3.0f + (float)i && out[i] == 0);
 
   /* errors name what was wrong, and the session goes on afterwards */
   const int64_t five = 5;
-  const trv_diag *g = trv_session_diag(r.session);
-  CHECK(trv_session_bind_input(r.session, 2, TRV_DTYPE_F32, 1, NULL, buf_of(a, 16)) == TRV_ARGUMENT);
-  CHECK(g->expected == 2 && g->got == 2);
-  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F64, 1, NULL, buf_of(a, 16)) == TRV_ARGUMENT);
-  CHECK(g->expected == TRV_DTYPE_F32 && g->got == TRV_DTYPE_F64 && g->value == 0);
-  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, NULL, buf_of(a, 16)) == TRV_ARGUMENT);
+  const trv_diag* g = trv_session_diag(r.session);
+  CHECK(trv_session_bind_input(r.session, 2, TRV_DTYPE_F32, 1, NULL, buf_of(a, 16)) ==
+        TRV_ARGUMENT);
   CHECK(g->expected == 1 && g->got == 2);
-  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, &five, buf_of(a, 20)) == TRV_ARGUMENT);
+  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F64, 1, NULL, buf_of(a, 16)) ==
+        TRV_ARGUMENT);
+  CHECK(g->expected == TRV_DTYPE_F32 && g->got == TRV_DTYPE_F64 && g->value == 0);
+  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, NULL, buf_of(a, 16)) ==
+        TRV_ARGUMENT);
+  CHECK(g->expected == 1 && g->got == 2);
+  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, &five, buf_of(a, 20)) ==
+        TRV_ARGUMENT);
   CHECK(g->axis == 0 && g->expected == 4 && g->limit == 4 && g->got == 5);
   CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, NULL, buf_of(a, 12)) == TRV_MEMORY);
   CHECK(g->expected == 16 && g->got == 12);
-  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, NULL, buf_of((uint8_t *)a + 1, 16)) == TRV_ARGUMENT);
+  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, NULL, buf_of((uint8_t*)a + 1, 16)) ==
+        TRV_ARGUMENT);
   CHECK(trv_session_bind_output(r.session, 0, buf_of(out, 15)) == TRV_MEMORY);
   CHECK(trv_session_bind_output(r.session, 1, buf_of(out, 16)) == TRV_ARGUMENT);
   CHECK(trv_session_bind_region(r.session, 99, buf_of(out, 16)) == TRV_ARGUMENT);
@@ -78,7 +85,7 @@ static int test_desc(void) {
   rig r;
   trv_diag d;
   size_t bytes = 0;
-  trv_session *s;
+  trv_session* s;
   CHECK(rig_open(&r, folder, "static.trv", 0, 0) == TRV_OK);
   CHECK(trv_session_bytes(&r.desc, &bytes, NULL) == TRV_OK && bytes > 0);
   trv_session_desc desc = r.desc;
@@ -99,6 +106,7 @@ static int test_desc(void) {
   CHECK(trv_session_bytes(NULL, &bytes, &d) == TRV_ARGUMENT);
   CHECK(trv_session_bytes(&r.desc, NULL, &d) == TRV_ARGUMENT);
 
+  CHECK(trv_session_bytes(&r.desc, &bytes, NULL) == TRV_OK);
   trv_buf mem = new_buf(bytes + 16, 16);
   CHECK(trv_session_init(&r.desc, mem.host, bytes - 1, &s, &d) == TRV_MEMORY);
   CHECK(d.expected == (int64_t)bytes && d.got == (int64_t)bytes - 1 && s == NULL);
@@ -131,16 +139,18 @@ static int test_desc(void) {
   return failures;
 }
 
-static int run_dynamic(rig *r, int64_t n) {
+static int run_dynamic(rig* r, int64_t n) {
   int failures = 0;
   float x[60 * 3], u[60], y[60 * 3];
   const int64_t dims[2] = {n, 3};
   for (int i = 0; i < (int)n * 3; i++) x[i] = (float)i;
-  CHECK(trv_session_bind_input(r->session, 0, TRV_DTYPE_F32, 2, dims, buf_of(x, (size_t)n * 12)) == TRV_OK);
-  CHECK(trv_session_bind_input(r->session, 1, TRV_DTYPE_F32, 1, dims, buf_of(u, (size_t)n * 4)) == TRV_OK);
+  CHECK(trv_session_bind_input(r->session, 0, TRV_DTYPE_F32, 2, dims, buf_of(x, (size_t)n * 12)) ==
+        TRV_OK);
+  CHECK(trv_session_bind_input(r->session, 1, TRV_DTYPE_F32, 1, dims, buf_of(u, (size_t)n * 4)) ==
+        TRV_OK);
   trv_status st = trv_session_plan(r->session);
   while (st == TRV_MEMORY) { /* what a host does: a larger arena */
-    const trv_diag *d = trv_session_diag(r->session);
+    const trv_diag* d = trv_session_diag(r->session);
     const uint32_t region = d->value;
     free(r->regions[region].host);
     r->regions[region] = new_buf((uint64_t)d->expected, 64);
@@ -153,18 +163,21 @@ static int run_dynamic(rig *r, int64_t n) {
     printf("%s\n", line);
     return 1;
   }
-  const trv_tensor *out = trv_session_output(r->session, 0);
+  const trv_tensor* out = trv_session_output(r->session, 0);
   CHECK(out->dim[0] == n && out->dim[1] == 3);
   CHECK(trv_session_run(r->session) == TRV_OK);
   int wrong = 0;
-  for (int i = 0; i < (int)n * 3; i++) wrong += ((const float *)(const void *)out->data)[i] != 3.0f * (float)i;
+  for (int i = 0; i < (int)n * 3; i++)
+    wrong += ((const float*)(const void*)out->data)[i] != 3.0f * (float)i;
   CHECK(trv_session_bind_output(r->session, 0, buf_of(y, (size_t)n * 12)) == TRV_OK);
   CHECK(trv_session_run(r->session) == TRV_OK);
   for (int i = 0; i < (int)n * 3; i++) wrong += y[i] != 3.0f * (float)i;
   CHECK(wrong == 0);
   CHECK(trv_session_bind_output(r->session, 0, buf_of(y, (size_t)n * 12 - 1)) == TRV_OK);
+  CHECK(trv_session_plan(r->session) == TRV_OK && trv_session_output(r->session, 0)->dim[0] == n);
   CHECK(trv_session_run(r->session) == TRV_ARGUMENT);
-  CHECK(trv_session_diag(r->session)->value == 0 && trv_session_diag(r->session)->expected == n * 12);
+  CHECK(trv_session_diag(r->session)->value == 0 &&
+        trv_session_diag(r->session)->expected == n * 12);
   CHECK(trv_session_bind_output(r->session, 0, buf_of(NULL, 0)) == TRV_OK);
   return failures;
 }
@@ -174,7 +187,7 @@ static int test_dynamic(void) {
   rig r;
   trv_diag d;
   char line[200];
-  static const char *const files[] = {"dynamic.trv", "dynamic.trv", "unbounded.trv"};
+  static const char* const files[] = {"dynamic.trv", "dynamic.trv", "unbounded.trv"};
   for (uint32_t k = 0; k < 3; k++) {
     const uint32_t flags = k ? TRV_SESSION_REPLAN : 0;
     CHECK(rig_open(&r, folder, files[k], 0, flags) == TRV_OK);
@@ -187,13 +200,15 @@ static int test_dynamic(void) {
     if (flags) CHECK(r.regions[0].size < 4000);
 
     const int64_t big[2] = {600, 3}, zero[2] = {0, 3}, four[2] = {4, 3};
-    const trv_diag *g = trv_session_diag(r.session);
+    const trv_diag* g = trv_session_diag(r.session);
     if (k < 2) {
-      CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, big, buf_of(line, 1 << 20)) == TRV_ARGUMENT);
+      CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, big, buf_of(line, 1 << 20)) ==
+            TRV_ARGUMENT);
       trv_diag_print(g, line, sizeof(line));
       CHECK(strstr(line, "number 0, axis 0: expected 1..512, got 600") != NULL);
     }
-    CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, zero, buf_of(line, 1 << 20)) == TRV_ARGUMENT);
+    CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, zero, buf_of(line, 1 << 20)) ==
+          TRV_ARGUMENT);
     CHECK(g->axis == 0 && g->got == 0);
     /* one symbol, two sizes: x has 33 rows, u 4 */
     static float u[4];
@@ -208,8 +223,10 @@ static int test_dynamic(void) {
   CHECK(rig_init(&r, &d) == TRV_OK);
   const int64_t big[2] = {1000, 3};
   static float x[3000];
-  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, big, buf_of(x, sizeof(x))) == TRV_OK);
-  CHECK(trv_session_bind_input(r.session, 1, TRV_DTYPE_F32, 1, big, buf_of(x, sizeof(x))) == TRV_OK);
+  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, big, buf_of(x, sizeof(x))) ==
+        TRV_OK);
+  CHECK(trv_session_bind_input(r.session, 1, TRV_DTYPE_F32, 1, big, buf_of(x, sizeof(x))) ==
+        TRV_OK);
   CHECK(trv_session_run(r.session) == TRV_ARGUMENT);
   CHECK(strstr(trv_session_diag(r.session)->what, "TRV_SESSION_REPLAN") != NULL);
   const int64_t huge[2] = {(int64_t)1 << 40, 3};
@@ -225,7 +242,8 @@ static int test_state(void) {
   rig step, peek;
   trv_diag d;
   float x[2] = {1, 2}, y[2], z[2];
-  CHECK(rig_open(&step, folder, "state.trv", 0, 0) == TRV_OK && rig_open(&peek, folder, "state.trv", 1, 0) == TRV_OK);
+  CHECK(rig_open(&step, folder, "state.trv", 0, 0) == TRV_OK &&
+        rig_open(&peek, folder, "state.trv", 1, 0) == TRV_OK);
   free(peek.regions[2].host);
   peek.regions[2] = step.regions[2]; /* the same id, so the same bytes */
   peek.desc.flags = TRV_SESSION_KEEP_STATE;
@@ -285,7 +303,7 @@ static int test_data(void) {
     CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_I32, 0, NULL, buf_of(&x, 4)) == TRV_OK);
     for (x = 7; x <= 100; x += 31) {
       CHECK(trv_session_run(r.session) == TRV_OK);
-      const trv_tensor *out = trv_session_output(r.session, 0);
+      const trv_tensor* out = trv_session_output(r.session, 0);
       CHECK(out->dim[0] == x);
       for (int i = 0; i < x; i++) CHECK(out->data[i] == 9);
     }
@@ -315,7 +333,7 @@ static int test_alternatives(void) {
   CHECK(rig_init(&r, &d) == TRV_OK);
   CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, NULL, buf_of(x, 8)) == TRV_OK);
   CHECK(trv_session_run(r.session) == TRV_OK);
-  CHECK(((const float *)(const void *)trv_session_output(r.session, 0)->data)[1] == 4);
+  CHECK(((const float*)(const void*)trv_session_output(r.session, 0)->data)[1] == 4);
   rig_close(&r);
   CHECK(rig_open(&r, folder, "alternatives.trv", 1, 0) == TRV_OK);
   CHECK(rig_init(&r, &d) == TRV_UNSUPPORTED && d.step == 0);
@@ -343,7 +361,7 @@ static int test_async(void) {
   CHECK(trv_session_submit(r.session, &done) == TRV_OK && done.point == 1000);
   CHECK(trv_event_wait(&done, 0) == TRV_PENDING);
   CHECK(trv_event_wait(&done, 1000) == TRV_OK && trv_event_wait(&done, 0) == TRV_OK);
-  CHECK(((const float *)(const void *)trv_session_output(r.session, 0)->data)[0] == 1001.0f);
+  CHECK(((const float*)(const void*)trv_session_output(r.session, 0)->data)[0] == 1001.0f);
   CHECK(trv_session_run(r.session) == TRV_OK && r.device.done == 2000);
   r.desc.devices = NULL;
   rig_close(&r);
@@ -354,8 +372,8 @@ static int test_async(void) {
 }
 
 /* The file's bytes through a callback. */
-static trv_status read_bytes(void *self, uint64_t offset, void *dst, size_t size) {
-  const loaded *l = self;
+static trv_status read_bytes(void* self, uint64_t offset, void* dst, size_t size) {
+  const loaded* l = self;
   if (offset > l->size || size > l->size - offset) return TRV_DEVICE;
   memcpy(dst, l->data + offset, size);
   return TRV_OK;
@@ -367,12 +385,14 @@ static int test_reader(void) {
   trv_diag d;
   float x[4] = {1, 1, 1, 1};
   CHECK(rig_open(&r, folder, "static.trv", 0, 0) == TRV_OK);
-  loaded *file = &r.file;
+  loaded* file = &r.file;
   const trv_reader reader = {read_bytes, file, file->size};
   trv_buf head = new_buf(file->size, 16);
   trv_program p;
-  CHECK(trv_program_open_reader(&p, &reader, head.host, 64, 0) == TRV_MEMORY && p.diag.expected > 64);
-  CHECK(trv_program_open_reader(&p, &reader, head.host, 512, 0) == TRV_MEMORY && p.diag.expected > 512);
+  CHECK(trv_program_open_reader(&p, &reader, head.host, 64, 0) == TRV_MEMORY &&
+        p.diag.expected > 64);
+  CHECK(trv_program_open_reader(&p, &reader, head.host, 512, 0) == TRV_MEMORY &&
+        p.diag.expected > 512);
   const size_t need = (size_t)p.diag.expected;
   CHECK(trv_program_open_reader(&p, &reader, head.host, need - 1, 0) == TRV_MEMORY);
   CHECK(trv_program_open_reader(&p, NULL, head.host, need, 0) == TRV_ARGUMENT);
@@ -385,7 +405,7 @@ static int test_reader(void) {
   CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, NULL, buf_of(x, 16)) == TRV_OK);
   CHECK(trv_session_bind_input(r.session, 1, TRV_DTYPE_F32, 1, NULL, buf_of(x, 16)) == TRV_OK);
   CHECK(trv_session_run(r.session) == TRV_OK);
-  CHECK(((const float *)(const void *)trv_session_output(r.session, 0)->data)[3] == 5);
+  CHECK(((const float*)(const void*)trv_session_output(r.session, 0)->data)[3] == 5);
   trv_session_deinit(r.session);
   r.session = NULL;
   free(r.memory);
@@ -413,8 +433,8 @@ static int test_damage(void) {
   uint32_t named = 0;
   for (s.size = 0; s.size < l.size; s.size++) { /* every truncation, each in memory of that size */
     loaded cut = {NULL, NULL, s.size};
-    if (posix_memalign((void **)&cut.memory, 64, s.size + 1)) exit(1);
-    uint8_t *end = realloc(cut.memory, s.size ? s.size : 1);
+    if (posix_memalign((void**)&cut.memory, 64, s.size + 1)) exit(1);
+    uint8_t* end = realloc(cut.memory, s.size ? s.size : 1);
     if (((uintptr_t)end & 15) == 0) {
       memcpy(end, l.data, s.size);
       const trv_span t = {end, s.size};
@@ -425,12 +445,13 @@ static int test_damage(void) {
     free(end);
   }
   CHECK(named > l.size / 2);
-  for (size_t i = 0; i < l.size; i++) { /* every bit of every byte that counts is covered by a CRC */
+  for (size_t i = 0; i < l.size;
+       i++) { /* every bit of every byte that counts is covered by a CRC */
     l.data[i] ^= (uint8_t)(1 << (i % 8));
     const trv_status st = trv_program_open(&p, span_of(&l), 0);
     const int padding = st == TRV_OK;
     if (padding) {
-      int inside = i < (size_t)((const trvf_segment *)p.segments)[0].offset && i < 1000;
+      int inside = i < (size_t)((const trvf_segment*)p.segments)[0].offset && i < 1000;
       for (uint32_t k = 0; k < p.segment_count; k++)
         inside |= i >= p.segments[k].offset && i < p.segments[k].offset + p.segments[k].size;
       CHECK(!inside || i >= 900);
@@ -438,10 +459,12 @@ static int test_damage(void) {
     l.data[i] ^= (uint8_t)(1 << (i % 8));
   }
   l.data[7] = '2';
-  CHECK(trv_program_open(&p, span_of(&l), 0) == TRV_VERSION && p.diag.expected == 1 && p.diag.got == 2);
+  CHECK(trv_program_open(&p, span_of(&l), 0) == TRV_VERSION && p.diag.expected == 1 &&
+        p.diag.got == 2);
   l.data[7] = '1';
   l.data[5] = 'x';
-  CHECK(trv_program_open(&p, span_of(&l), 0) == TRV_FORMAT && strstr(p.diag.what, "not a trivet program") != NULL);
+  CHECK(trv_program_open(&p, span_of(&l), 0) == TRV_FORMAT &&
+        strstr(p.diag.what, "not a trivet program") != NULL);
   l.data[5] = 'R';
   CHECK(trv_program_open(&p, span_of(&l), 0) == TRV_OK);
 
@@ -489,7 +512,7 @@ static int test_external(void) {
   CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, NULL, buf_of(x, 16)) == TRV_OK);
   CHECK(trv_session_bind_input(r.session, 1, TRV_DTYPE_F32, 1, NULL, buf_of(x, 16)) == TRV_OK);
   CHECK(trv_session_run(r.session) == TRV_OK);
-  CHECK(((const float *)(const void *)trv_session_output(r.session, 0)->data)[3] == 5);
+  CHECK(((const float*)(const void*)trv_session_output(r.session, 0)->data)[3] == 5);
   rig_close(&r);
   free(w.memory);
   return failures;
@@ -500,22 +523,33 @@ static int test_print(void) {
   char line[16];
   trv_diag d = {TRV_MEMORY, TRV_NONE, TRV_NONE, 3, TRV_NONE, "small", INT64_MAX, 0, INT64_MIN};
   const size_t length = trv_diag_print(&d, NULL, 0);
-  CHECK(length == strlen("memory: small, number 3: expected 9223372036854775807, got -9223372036854775808"));
+  CHECK(length ==
+        strlen("memory: small, number 3: expected 9223372036854775807, got -9223372036854775808"));
   CHECK(trv_diag_print(&d, line, sizeof(line)) == length && strcmp(line, "memory: small, ") == 0);
-  CHECK(strcmp(trv_status_text(TRV_STATE), "state") == 0 && strcmp(trv_status_text(-8), "unknown") == 0);
-  CHECK(strcmp(trv_status_text(TRV_PENDING), "pending") == 0 && strcmp(trv_status_text(TRV_ARGUMENT), "argument") == 0);
+  CHECK(strcmp(trv_status_text(TRV_STATE), "state") == 0 &&
+        strcmp(trv_status_text(-8), "unknown") == 0);
+  CHECK(strcmp(trv_status_text(TRV_PENDING), "pending") == 0 &&
+        strcmp(trv_status_text(TRV_ARGUMENT), "argument") == 0);
   CHECK(trv_diag_print(NULL, line, sizeof(line)) > 0);
   return failures;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   static const struct {
-    const char *name;
+    const char* name;
     int (*run)(void);
-  } tests[] = {{"static", test_static},   {"desc", test_desc},         {"dynamic", test_dynamic},
-               {"state", test_state},     {"loop", test_loop},         {"data", test_data},
-               {"alternatives", test_alternatives}, {"async", test_async}, {"reader", test_reader},
-               {"damage", test_damage},   {"external", test_external}, {"print", test_print}};
+  } tests[] = {{"static", test_static},
+               {"desc", test_desc},
+               {"dynamic", test_dynamic},
+               {"state", test_state},
+               {"loop", test_loop},
+               {"data", test_data},
+               {"alternatives", test_alternatives},
+               {"async", test_async},
+               {"reader", test_reader},
+               {"damage", test_damage},
+               {"external", test_external},
+               {"print", test_print}};
   int failed = 0;
   folder = argc > 1 ? argv[1] : ".";
   for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {

@@ -72,7 +72,9 @@ def run(case: Case, isa: str, layout: str, other: str, tiles: int) -> None:
         compare(case, got, want)
 
 
-def call(case: Case, isa: str, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor], tiles: int) -> None:
+def call(
+    case: Case, isa: str, inputs: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor], tiles: int
+) -> None:
     tmp = [np.full(case.tmp, 0xAA, np.uint8)] if case.tmp else []
     native.run_op(case.op, inputs, outputs, case.attrs, tmp=tmp, code=case.code, dims=case.dims, dim_table=case.dim_table,
                   tiles=tiles, isa=isa)  # fmt: skip
@@ -106,7 +108,9 @@ class Code:
     rows: list[tuple[int, ...]] = field(default_factory=list)
     regs: int = 0
 
-    def emit(self, op: MapOp, dtype: torch.dtype, a: int = 0, b: int = 0, c: int = 0, value: int = 0, dst: int | None = None) -> int:
+    def emit(
+        self, op: MapOp, dtype: torch.dtype, a: int = 0, b: int = 0, c: int = 0, value: int = 0, dst: int | None = None
+    ) -> int:
         if dst is None:
             dst = self.regs
         self.regs = max(self.regs, dst + 1)
@@ -121,7 +125,9 @@ class Code:
 
     def build(self) -> tuple[Any, Any]:
         """Attributes and code."""
-        return struct("MapAttrs", code=0, count=len(self.rows), regs=self.regs), np.array(self.rows, STRUCTS["MapInstr"])
+        return struct("MapAttrs", code=0, count=len(self.rows), regs=self.regs), np.array(
+            self.rows, STRUCTS["MapInstr"]
+        )
 
 
 def map_case(op: MapOp, inputs: Sequence[torch.Tensor], want: torch.Tensor, **more: Any) -> Case:

@@ -22,7 +22,7 @@ def conv_attrs(**fields: Any) -> Any:
     return struct("ConvAttrs", **fields)
 
 
-@settings(max_examples=700, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None, derandomize=True)
 @given(st.data())
 def test_conv(data: st.DataObject) -> None:
     draw = data.draw

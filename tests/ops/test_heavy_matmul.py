@@ -44,7 +44,7 @@ def reference(a: torch.Tensor, b: torch.Tensor, extra: list[torch.Tensor | None]
     return ACTS[act](y).to(a.dtype)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.data())
 def test_matmul(data: st.DataObject) -> None:
     draw = data.draw

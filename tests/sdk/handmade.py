@@ -13,7 +13,16 @@ from trivet.writer import records
 
 NO = 0xFFFFFFFF
 INF = 1 << 62
-SIZES = {DType.bool: 1, DType.u8: 1, DType.i64: 8, DType.f32: 4, DType.f64: 8, DType.i32: 4, DType.bf16: 2, DType.f16: 2}
+SIZES = {
+    DType.bool: 1,
+    DType.u8: 1,
+    DType.i64: 8,
+    DType.f32: 4,
+    DType.f64: 8,
+    DType.i32: 4,
+    DType.bf16: 2,
+    DType.f16: 2,
+}
 
 
 @dataclass
@@ -151,7 +160,9 @@ class Plan:
             flags = int(any(c["op"] in (Op.nonzero, Op.item) for c in chunk))
             steps.append({"kind": StepKind.run, "flags": flags, "count": 1, "a": len(parts), "time": first})
             attrs = {op: records(writer.attrs_struct(op), rows) for op, rows in self.attrs.items()}
-            data = writer.cpu_part(writer.CpuPartSpec(records("Command", chunk), self.args, records("MapInstr", self.code), attrs))
+            data = writer.cpu_part(
+                writer.CpuPartSpec(records("Command", chunk), self.args, records("MapInstr", self.code), attrs)
+            )
             parts.append(writer.PartSpec("cpu", "cpu.1", data))
         spec = writer.EntrySpec(
             self.name, records("Dim", self.dims), records("Region", regions),

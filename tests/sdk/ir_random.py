@@ -9,7 +9,7 @@ import torch
 
 from trivet.fbs.structs import DType, IndexKind, MapOp, NormKind, PadMode, ReduceKind
 from trivet.ir import ops
-from trivet.ir.dim import Dim, floor_div
+from trivet.ir.dim import Dim
 from trivet.ir.graph import Graph, Loc, Module, State, Sym, Value
 from trivet.ir.interop import dtype_of, torch_dtype
 from trivet.ir.parse import parse_module
@@ -60,7 +60,9 @@ class Maker:
             x = torch.full(shape, self.rng.choice([0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 3.0])).to(torch_dtype(dtype))
         return self.g.const(x)
 
-    def add(self, op: str, inputs: list[Value | None], dtype: DType, shape: tuple[int | Dim, ...], attrs: object) -> Value:
+    def add(
+        self, op: str, inputs: list[Value | None], dtype: DType, shape: tuple[int | Dim, ...], attrs: object
+    ) -> Value:
         loc = Loc(f"m.{self.rng.randint(0, 3)}", f"net.py:{len(self.g.nodes)}", f"aten.{op}")
         v = self.g.node(op, inputs, [Type(dtype, shape)], attrs, loc)[0]
         self.pool.append(v)
@@ -85,7 +87,9 @@ class Maker:
         if x is None or x.dtype == DType.bool:
             return
         c = self.rng.choice([0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 3.0, 8.0])
-        op = self.rng.choice([MapOp.add, MapOp.sub, MapOp.mul, MapOp.pow, MapOp.max] + ([MapOp.div] if is_float(x.dtype) else []))
+        op = self.rng.choice(
+            [MapOp.add, MapOp.sub, MapOp.mul, MapOp.pow, MapOp.max] + ([MapOp.div] if is_float(x.dtype) else [])
+        )
         value = c if is_float(x.dtype) else int(abs(c))
         args = (1, 0) if op != MapOp.pow and self.rng.random() < 0.3 else (0, 1)
         code = (In(MapOp.load, x.dtype, (), 0), In(MapOp.const_, x.dtype, (), value), In(op, x.dtype, args))
@@ -158,7 +162,13 @@ class Maker:
         x = self.pick()
         if x is not None and x.type.rank < 5 and not isinstance(x.type.count, Dim) and x.type.count < 500:
             shape = tuple(2 if d == 1 and self.rng.random() < 0.7 else d for d in x.shape)
-            self.add("expand", [x], x.dtype, ((self.rng.choice([1, 2]), *shape) if self.rng.random() < 0.4 else shape), ops.Expand())
+            self.add(
+                "expand",
+                [x],
+                x.dtype,
+                ((self.rng.choice([1, 2]), *shape) if self.rng.random() < 0.4 else shape),
+                ops.Expand(),
+            )
 
     def slice(self) -> None:
         x = self.pick(least=1)
@@ -183,7 +193,13 @@ class Maker:
             axes = tuple(sorted(self.rng.sample(range(x.type.rank), self.rng.randint(1, x.type.rank))))
             kind = self.rng.choice([ReduceKind.sum, ReduceKind.mean, ReduceKind.max, ReduceKind.min])
             if 0 not in x.shape:
-                self.add("reduce", [x], F32, tuple(1 if i in axes else d for i, d in enumerate(x.shape)), ops.Reduce(kind, axes))
+                self.add(
+                    "reduce",
+                    [x],
+                    F32,
+                    tuple(1 if i in axes else d for i, d in enumerate(x.shape)),
+                    ops.Reduce(kind, axes),
+                )
 
     def concat(self) -> None:
         x = self.pick(least=1)
@@ -215,7 +231,13 @@ class Maker:
 
     def conv(self) -> None:
         x = self.pick(dtype=F32, rank=3)
-        if x is None or not isinstance(x.shape[1], int) or x.shape[1] == 0 or not isinstance(x.shape[2], int) or x.shape[2] < 2:
+        if (
+            x is None
+            or not isinstance(x.shape[1], int)
+            or x.shape[1] == 0
+            or not isinstance(x.shape[2], int)
+            or x.shape[2] < 2
+        ):
             return
         c = x.shape[1]
         groups = self.rng.choice([g for g in (1, 2, c) if c % g == 0])
@@ -293,7 +315,12 @@ class Maker:
         cond.outputs = cond.node("map", [cond.inputs[0]], [Type(DType.bool, ())], ops.Map(code))
         code = (In(MapOp.load, DType.i64, (), 0), In(MapOp.const_, DType.i64, (), 1), In(MapOp.add, DType.i64, (0, 1)))
         j = body.node("map", [body.inputs[0]], [count], ops.Map(code))[0]
-        code = (In(MapOp.load, F32, (), 0), In(MapOp.const_, F32, (), 0.5), In(MapOp.mul, F32, (0, 1)), In(MapOp.sin, F32, (2,)))
+        code = (
+            In(MapOp.load, F32, (), 0),
+            In(MapOp.const_, F32, (), 0.5),
+            In(MapOp.mul, F32, (0, 1)),
+            In(MapOp.sin, F32, (2,)),
+        )
         body.outputs = [j, body.node("map", [body.inputs[1]], [x.type], ops.Map(code))[0]]
         self.pool.append(self.g.node("while", [i, x], [count, x.type], ops.While(2), graphs=[cond, body])[1])
 

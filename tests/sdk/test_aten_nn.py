@@ -59,6 +59,24 @@ def test_einsum(equation: str, shapes: list[tuple[int, ...]]) -> None:
     check(lambda *xs: torch.einsum(equation, *xs), *(torch.randn(s) for s in shapes))
 
 
+@pytest.mark.parametrize("rows", [3, 9])
+def test_grouped_product(rows: int) -> None:
+    """Against the definition: eager has the operator for bf16 only."""
+    from trivet.aten import HANDLERS
+    from trivet.ir.builder import Builder
+    from trivet.ir.evaluate import evaluate
+    from trivet.ir.graph import Graph
+    from trivet.ir.types import Type
+
+    x, w, offs = torch.randn(rows, 4), torch.randn(3, 4, 5), torch.tensor([1, 1, rows - 1], dtype=torch.int32)
+    g = Graph("forward")
+    b = Builder(g)
+    g.inputs = [g.value(Type(b.dtype(t), tuple(t.shape))) for t in (x, w, offs)]
+    want = torch.cat([x[:1] @ w[0], x[1 : rows - 1] @ w[2], torch.zeros(1, 5)])
+    g.outputs = [HANDLERS["transformers.grouped_mm_fallback.default"](b, g.inputs, {}, want)]
+    torch.testing.assert_close(evaluate(g, [x, w, offs])[0], want)
+
+
 def test_norms() -> None:
     class M(nn.Module):
         def __init__(self) -> None:

@@ -18,7 +18,7 @@ OTHER = torch.tensor([2, -2, -2, 2, 5, 9, 7, 3])
 
 UNARY = ("exp expm1 exp2 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan atan sinh cosh tanh asinh acosh erf erfc "
          "sigmoid neg abs sign sgn floor ceil trunc frac square deg2rad rad2deg isnan isinf isfinite isposinf isneginf "
-         "nan_to_num signbit lgamma sinc logical_not round positive").split()  # fmt: skip
+         "nan_to_num signbit lgamma sinc logical_not round positive angle").split()  # fmt: skip
 
 
 def test_unary() -> None:

@@ -96,6 +96,13 @@ def test_as_strided() -> None:
     check(f, torch.randn(4, 6))
 
 
+def test_repeats_that_depend_on_data() -> None:
+    def f(x: torch.Tensor, n: torch.Tensor) -> list[torch.Tensor]:
+        return [x.repeat_interleave(n, 0), x.unfold(0, 2, 1), x[0, 0].unfold(0, 1, 1), torch.tensor_split(x, torch.tensor([1, 3]))[1]]
+
+    check(f, torch.randn(4, 2), torch.tensor([2, 0, 1, 3]), more=[(torch.randn(4, 2), torch.tensor([0, 0, 0, 1]))])
+
+
 def test_creation() -> None:
     def f(x: torch.Tensor) -> list[torch.Tensor]:
         return [x + 0, torch.arange(5), torch.arange(2, 9, 2), torch.arange(0.5, 3, 0.3), torch.arange(5, dtype=torch.float32),

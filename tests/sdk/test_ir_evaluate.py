@@ -246,7 +246,12 @@ def test_resize() -> None:
     x = torch.randn(1, 2, 5, 7)
     up = fn.interpolate(x, scale_factor=(1.5, 2.3), mode="bilinear")
     run("resize", ops.Resize(ResizeMode.linear, 2, scale=(1.5, 2.3)), [x], up)
-    run("resize", ops.Resize(ResizeMode.cubic, 2, True), [x], fn.interpolate(x, (9, 6), mode="bicubic", align_corners=True))
+    run(
+        "resize",
+        ops.Resize(ResizeMode.cubic, 2, True),
+        [x],
+        fn.interpolate(x, (9, 6), mode="bicubic", align_corners=True),
+    )
     run("resize", ops.Resize(ResizeMode.nearest, 2), [x], fn.interpolate(x, (9, 6)))
     run("resize", ops.Resize(ResizeMode.nearest_exact, 1), [x[0]], fn.interpolate(x[0], 9, mode="nearest-exact"))
 
@@ -293,7 +298,9 @@ def test_if_while() -> None:
     cond, body = Graph("cond"), Graph("body")
     for sub in (cond, body):
         sub.inputs = [sub.value(Type(F32, ())), sub.value(Type(F32, ()))]
-    cond.outputs = cond.node("map", list(cond.inputs), [Type(DType.bool, ())], ops.Map(binary(MapOp.lt, F32, DType.bool)))
+    cond.outputs = cond.node(
+        "map", list(cond.inputs), [Type(DType.bool, ())], ops.Map(binary(MapOp.lt, F32, DType.bool))
+    )
     double = (In(MapOp.load, F32, value=0), In(MapOp.add, F32, (0, 0)))
     body.outputs = body.node("map", [body.inputs[0]], [Type(F32, ())], ops.Map(double))
     y = g.node("while", [x, limit], [Type(F32, ())], ops.While(1), graphs=[cond, body])[0]

@@ -25,12 +25,19 @@ def compile_c(tmp_path: Path, text: str) -> None:
     source = tmp_path / "same.c"
     source.write_text(text)
     flags = [f"-I{ROOT / i}" for i in INCLUDES]
-    done = subprocess.run([CC, "-std=c11", "-fsyntax-only", "-Werror", *flags, str(source)], capture_output=True, text=True)
+    done = subprocess.run(
+        [CC, "-std=c11", "-fsyntax-only", "-Werror", *flags, str(source)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
 def header_text() -> str:
-    files = ["hal/include/trivet/base.h", "hal/include/trivet/hal.h", "runtime_c/include/trivet/trivet.h", "hal/cpu/kernel.h"]
+    files = [
+        "hal/include/trivet/base.h",
+        "hal/include/trivet/hal.h",
+        "runtime_c/include/trivet/trivet.h",
+        "hal/cpu/kernel.h",
+    ]
     text = "\n".join((ROOT / f).read_text() for f in files)
     return re.sub(r"/\*.*?\*/", "", text, flags=re.S)
 
@@ -47,19 +54,17 @@ def test_declarations_match_headers(tmp_path):
         lines.append(f'_Static_assert(sizeof({name}) == {ffi.sizeof(name)}, "{name}");')
         for field, info in ffi.typeof(name).fields:
             lines.append(f'_Static_assert(offsetof({name}, {field}) == {info.offset}, "{name}.{field}");')
-            lines.append(f'_Static_assert(sizeof((({name} *)0)->{field}) == {ffi.sizeof(info.type)}, "{name}.{field}");')
-            if info.type.kind in ("pointer", "primitive"):  # same type, not only same size
-                c = ffi.getctype(info.type, "x").replace("*x", " *x")
-                if info.type.kind == "primitive":
-                    lines.append(f"static {c}; static {name} s_{name}_{field}; ".replace(" x;", f" x_{name}_{field};")
-                                 + f"_Static_assert(_Generic(&s_{name}_{field}.{field}, __typeof__(&x_{name}_{field}): 1),"
-                                   f' "{name}.{field}");')  # fmt: skip
+            lines.append(
+                f'_Static_assert(sizeof((({name} *)0)->{field}) == {ffi.sizeof(info.type)}, "{name}.{field}");'
+            )
+            if info.type.kind == "primitive":  # the same type, not only the same size
+                c = ffi.getctype(info.type, f"x_{name}_{field}")
+                lines.append(f"static {name} s_{name}_{field}; static {c};")
+                same = f"_Generic(&s_{name}_{field}.{field}, __typeof__(&x_{name}_{field}): 1)"
+                lines.append(f'_Static_assert({same}, "{name}.{field}");')
     # a function may be declared twice, if both agree
-    functions = native.RUNTIME + native.KERNELS
-    functions = re.sub(r"typedef struct.*?;\s*(?=\n)", "", functions)
     functions = re.sub(r"typedef struct (\w+) \{.*?\} \1;", "", native.RUNTIME + native.KERNELS, flags=re.S)
-    functions = re.sub(r"typedef struct (\w+) \1;", "", functions)
-    lines.append(functions)
+    lines.append(re.sub(r"typedef struct (\w+) \1;", "", functions))
     compile_c(tmp_path, "\n".join(lines) + "\n")
 
 
@@ -114,7 +119,9 @@ def test_run_op_copy_strided():
 
 def test_run_op_refuses_bad_shapes():
     with pytest.raises(Error):
-        native.run_op(int(Op.copy), [np.zeros(3, np.float32)], [np.zeros(4, np.float32)], np.zeros((), STRUCTS["CopyAttrs"]))
+        native.run_op(
+            int(Op.copy), [np.zeros(3, np.float32)], [np.zeros(4, np.float32)], np.zeros((), STRUCTS["CopyAttrs"])
+        )
 
 
 def test_pack_matmul():

@@ -143,11 +143,12 @@ TRV_API const trv_tensor *trv_session_output(trv_session *sess, uint32_t i);
  * Errors: ARGUMENT with expected/got (slot, dtype, rank, size out of range), MEMORY (buf.size too small). */
 TRV_API TRV_NODISCARD trv_status trv_session_bind_input(trv_session *sess, uint32_t i, uint32_t dtype, uint32_t rank,
                                                         const int64_t *dims, trv_buf buf);
-/* Binds an output buffer (dense row-major). size is checked when it is known: here if static (MEMORY), else in plan/run
- * (ARGUMENT; value = output). buf.host NULL: back to the planned place in the arena, where the data stay until the next
+/* Binds an output buffer (dense row-major). size is checked when it is known: here if static (MEMORY), else in run
+ * (ARGUMENT; value = output; a plan goes through, so that it tells the size). buf.host NULL: back to the planned place in the arena, where the data stay until the next
  * run of any session with the same arena. */
 TRV_API TRV_NODISCARD trv_status trv_session_bind_output(trv_session *sess, uint32_t i, trv_buf buf);
-/* Gives ARENA or STATE region i another buffer (e.g. a bigger arena after TRV_MEMORY from plan). */
+/* Gives ARENA or STATE region i another buffer (e.g. a bigger arena after TRV_MEMORY from plan). What the old one held
+ * is not copied; unbound inputs and outputs have new places once trv_session_plan has run. */
 TRV_API TRV_NODISCARD trv_status trv_session_bind_region(trv_session *sess, uint32_t i, trv_buf buf);
 
 /* Evaluates dimensions for the inputs bound, checks their ranges, plans arenas again if asked to, and so makes output

@@ -98,11 +98,21 @@ def pad(b: Builder, x: Value, amounts: Sequence[Size], mode: PadMode, value: flo
         for side, amount in ((lo, amounts[2 * i]), (hi, amounts[2 * i + 1])):
             if isinstance(amount, Dim):
                 x = _symbolic_border(b, x, axis, amount, side is lo, mode, value)
-            elif mode != PadMode.constant and amount < 0:
-                x = b.slice(x, axis, -amount if side is lo else 0, x.shape[axis] + amount)
             else:
                 side[axis] = int(amount)
-    return b.pad(x, lo, hi, mode, value)
+    if mode == PadMode.constant:
+        return b.pad(x, lo, hi, mode, value)
+    if mode == PadMode.circular:  # wraps what is left; the other modes look at the whole input
+        x = _cropped(b, x, lo, hi)
+    x = b.pad(x, [max(n, 0) for n in lo], [max(n, 0) for n in hi], mode)
+    return x if mode == PadMode.circular else _cropped(b, x, lo, hi)
+
+
+def _cropped(b: Builder, x: Value, lo: Sequence[int], hi: Sequence[int]) -> Value:
+    """Negative amounts taken off."""
+    for axis, (first, last) in enumerate(zip(lo, hi, strict=True)):
+        x = b.slice(x, axis, max(-first, 0), x.shape[axis] - max(-first, 0) - max(-last, 0))
+    return x
 
 
 def _symbolic_border(b: Builder, x: Value, axis: int, amount: Dim, low: bool, mode: PadMode, value: float) -> Value:

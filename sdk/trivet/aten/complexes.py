@@ -169,7 +169,7 @@ def _scale(b: Builder, sizes: Sequence[Any], normalization: int) -> float:
         if not isinstance(s, int):
             raise b.error(f"a Fourier transform over the dynamic size {s}", "make that dimension static")
         n *= s
-    return {0: 1.0, 1: n**-0.5, 2: 1.0 / n}[normalization]
+    return (1.0, 1.0 / math.sqrt(n), 1.0 / n)[normalization]
 
 
 def _times(b: Builder, x: Value, axis: int, matrix: Any) -> Value:
@@ -272,12 +272,14 @@ def _by_parts(real: Handler, b: Builder, args: Sequence[Any], kwargs: Mapping[st
     return Complex(re, im)
 
 
-_BY_PARTS = frozenset(
+_PARTWISE = (
     "view reshape _unsafe_view view_copy flatten unflatten view_as reshape_as squeeze unsqueeze ravel expand expand_as "
     "broadcast_to permute transpose swapaxes t mT movedim slice narrow select split split_with_sizes chunk unbind diagonal "
     "unfold flip cat concat stack repeat repeat_interleave roll slice_scatter select_scatter constant_pad_nd clone contiguous "
     "alias detach lift_fresh_copy sum mean neg index index_select gather copy resolve_conj resolve_neg tril triu cumsum "
-    "as_strided index_put index_add col2im lift data".split())  # fmt: skip
+    "as_strided index_put index_add col2im lift data"
+)
+_BY_PARTS = frozenset(_PARTWISE.split())
 
 _COMPLEX: dict[str, Callable[..., Any]] = {
     "view_as_real": _view_as_real, "view_as_real_copy": _view_as_real, "real": _real, "imag": _imag, "_conj": _conj, "conj": _conj,

@@ -28,8 +28,7 @@ def positions(b: Builder, mask: Value, size: int | Dim | None = None) -> Value:
     if mask.const is not None:
         found = mask.const.data.nonzero()
         if isinstance(size, Dim):
-            n = found.shape[0]
-            symbols[str(size)] = Sym(str(size), n, n, solved=n, hint=n)
+            b.define(size, found.shape[0])
         return b.const(found)
     mask = b.cast(mask, DType.bool)
     most = bounds(mask.type.count, b.graph.ranges())[1] if isinstance(mask.type.count, Dim) else mask.type.count
@@ -56,7 +55,10 @@ def _masked_select(b: Builder, meta: Any, x: Value, mask: Value) -> Value:
     shape = broadcast(x.shape, mask.shape)
     flat_mask = b.reshape(b.expand(mask, shape), (Type(DType.bool, shape).count,))
     flat = b.reshape(b.expand(x, shape), flat_mask.shape)
-    at = b.reshape(found := positions(b, flat_mask, b.shape(meta)[0]), (found.shape[0],))
+    size = b.shape(meta)[0]
+    if isinstance(size, Dim) and str(size) in b.graph.symbols:
+        b.graph.symbols[str(size)].max = INF  # torch takes x's size for the bound, which broadcasting may pass
+    at = b.reshape(found := positions(b, flat_mask, size), (found.shape[0],))
     return b.gather(IndexKind.take, flat, 0, at)
 
 
@@ -121,19 +123,8 @@ def _index(b: Builder, meta: Any, x: Value, indices: Sequence[Value | None]) -> 
     if all(i is None for i in indices):
         return x
     shape = b.shape(meta)
-    unknown = next((d for d in shape if isinstance(d, Dim) and _fresh(b, d)), None)
-    p = _picked(b, x, indices, unknown)
-    return b.reshape(b.gather(IndexKind.take, _join(b, x, p), p.axis, p.index), shape)
-
-
-def _fresh(b: Builder, d: Dim) -> bool:
-    """A symbol that no node and no input defines yet."""
-    name = str(d)
-    if name not in d.symbols():
-        return False
-    sym = b.graph.symbols.get(name)
-    defined = {n.attrs.symbol for n in b.graph.nodes if n.op in ("nonzero", "item")}
-    return name not in defined and (sym is None or (sym.source is None and sym.solved is None))
+    p = _picked(b, x, indices, next((d for d in shape if b.fresh(d)), None))
+    return b.reshape(b.gather(IndexKind.take, _join(b, x, p), p.axis, p.index), b.shape(meta))
 
 
 def _index_put(b: Builder, meta: Any, x: Value, indices: Sequence[Value | None], values: Value,

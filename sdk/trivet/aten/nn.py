@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -120,6 +121,13 @@ def _softmax(log: bool) -> Callable[..., Value]:
         return b.softmax(b.cast(x, b.dtype(meta)), dim, log)
 
     return run
+
+
+def _safe_softmax(b: Builder, meta: Any, x: Value, dim: int, dtype: Any = None) -> Value:
+    """Rows of -inf give zeros."""
+    x = b.cast(x, b.dtype(meta))
+    top = b.reduce(ReduceKind.max, x, [dim], keep=True)
+    return b.map(lambda r, t: t.equal(-math.inf).select(0, r), [b.softmax(x, dim), top], x.dtype)
 
 
 def _attention(b: Builder, meta: Any, q: Value, k: Value, v: Value, attn_mask: Value | None = None,
@@ -295,7 +303,8 @@ HANDLERS: dict[str, Handler] = table({
     "hardshrink": _hardshrink,
     "softshrink": _softshrink,
     "glu": _glu,
-    "softmax.int _softmax special_softmax _safe_softmax": _softmax(False),
+    "softmax.int _softmax special_softmax": _softmax(False),
+    "_safe_softmax": _safe_softmax,
     "log_softmax.int _log_softmax special_log_softmax": _softmax(True),
     "scaled_dot_product_attention": _attention,
     "_scaled_dot_product_flash_attention_for_cpu": _flash_attention,

@@ -122,16 +122,17 @@ def _fixed_power(n: float, floats: bool) -> Formula | None:
                 -2: lambda x: (x * x).do(MapOp.recip)}[n]  # fmt: skip
     if n == 0:
         return lambda x: x.expr.const(1, x.dtype)
-    if n != int(n) or not 1 <= n <= (3 if floats else 16):
+    if n != int(n) or not 1 <= n <= (4 if floats else 64):
         return None
+    return lambda x: _power(x, int(n))
 
-    def run(x: Reg) -> Reg:
-        y, k = x, 1
-        while k < n:
-            y, k = y * x, k + 1
-        return y
 
-    return run
+def _power(x: Reg, n: int) -> Reg:
+    """x to the n-th by squaring."""
+    half = x if n < 4 else _power(x, n // 2)
+    if n < 4:
+        return (x, x * x, x * x * x)[n - 1]
+    return half * half * x if n % 2 else half * half
 
 
 def _float_power(b: Builder, meta: Any, x: Operand, y: Operand) -> Value:
@@ -333,7 +334,7 @@ _UNARY = {
     "sin": MapOp.sin, "cos": MapOp.cos, "tan": MapOp.tan, "asin": MapOp.asin, "acos": MapOp.acos, "atan": MapOp.atan,
     "sinh": MapOp.sinh, "cosh": MapOp.cosh, "tanh": MapOp.tanh, "asinh": MapOp.asinh, "acosh": MapOp.acosh,
     "atanh": MapOp.atanh, "erf": MapOp.erf, "erfc": MapOp.erfc, "erfinv": MapOp.erfinv, "lgamma": MapOp.lgamma,
-    "digamma": MapOp.digamma, "sigmoid": MapOp.sigmoid, "neg": MapOp.neg, "special_expm1": MapOp.expm1,
+    "digamma": MapOp.digamma, "sigmoid": MapOp.sigmoid, "neg": MapOp.neg, "_neg_view": MapOp.neg, "special_expm1": MapOp.expm1,
     "special_exp2": MapOp.exp2, "special_log1p": MapOp.log1p, "special_erf": MapOp.erf, "special_erfc": MapOp.erfc,
     "special_erfinv": MapOp.erfinv, "special_gammaln": MapOp.lgamma, "special_digamma": MapOp.digamma,
     "special_psi": MapOp.digamma, "special_expit": MapOp.sigmoid}  # fmt: skip
@@ -397,6 +398,7 @@ HANDLERS: dict[str, Handler] = table({
     "logit special_logit": _logit,
     "heaviside": _formula(_heaviside),
     "ldexp.Tensor": _formula(lambda x, n: x * n.do(MapOp.exp2)),
+    "angle": _formula(lambda x: x.do(MapOp.is_nan).select(x, (x < 0).select(math.pi, 0))),
     "nan_to_num": _nan_to_num,
     "isnan": _test(lambda x: x.do(MapOp.is_nan), False),
     "isinf": _test(lambda x: x.do(MapOp.is_inf), False),

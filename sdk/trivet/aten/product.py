@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivet.aten.common import Handler, pointwise, table
+from trivet.aten.common import Handler, handler, pointwise, table
+from trivet.fbs.structs import DType, IndexKind, MapOp, ReduceKind
 from trivet.ir.builder import Builder, Operand, broadcast
+from trivet.ir.expr import Expr
 from trivet.ir.graph import Value
 from trivet.ir.types import is_float
 
@@ -95,8 +97,6 @@ def _einsum(b: Builder, meta: Any, equation: str, operands: list[Value], path: A
         value, names = _contract(b, value, names, other, others, later)
     drop = [i for i, c in enumerate(names) if c not in out]
     if drop:
-        from trivet.fbs.structs import ReduceKind
-
         value = b.reduce(ReduceKind.sum, value, drop)
         names = [c for c in names if c in out]
     return b.permute(value, [names.index(c) for c in out])
@@ -127,8 +127,6 @@ def _unrepeat(b: Builder, x: Value, names: list[Label]) -> tuple[Value, list[Lab
 
 def _contract(b: Builder, x: Value, xs: list[Label], y: Value, ys: list[Label],
               later: set[Label]) -> tuple[Value, list[Label]]:  # fmt: skip
-    from trivet.fbs.structs import ReduceKind
-
     def alone(v: Value, names: list[Label], others: list[Label]) -> tuple[Value, list[Label]]:
         drop = [i for i, c in enumerate(names) if c not in others and c not in later]
         v = b.reduce(ReduceKind.sum, v, drop) if drop else v
@@ -181,7 +179,32 @@ def _tensordot(b: Builder, meta: Any, x: Value, y: Value, dims_x: list[int], dim
     return out
 
 
-HANDLERS: dict[str, Handler] = table({
+# ---- mixture of experts -------------------------------------------------------------------------------------------------
+def _grouped_mm(b: Builder, meta: Any, x: Value, w: Value, offs: Value | None = None, bias: Value | None = None,
+                out_dtype: Any = None) -> Value:  # fmt: skip
+    """Rows offs[e - 1] .. offs[e] of x[T, K] times w[e] of w[E, K, N]; rows past the last are zero.
+
+    Few rows look their expert's weights up; many rows are multiplied by every expert and keep one of the results.
+    """
+    if offs is None or bias is not None or len(x.shape) != 2 or len(w.shape) != 3:
+        raise b.error("only the product of rows [T, K] with experts [E, K, N] is supported", "use torch.bmm")
+    rows, experts = x.shape[0], w.shape[0]
+    e = Expr()
+    done = e.load(b.reshape(offs, (1, experts))).cast(DType.i64) <= e.iota(0)
+    expert = b.reduce(ReduceKind.sum, b.expression(e, done, DType.i64, (rows, experts)), [1])
+    last = experts - 1
+    index = b.map(lambda r: r.do(MapOp.min, last), [expert], DType.i64)
+    if isinstance(rows, int) and isinstance(experts, int) and rows <= experts:
+        y = b.squeeze(b.matmul(b.unsqueeze(x, 1), b.gather(IndexKind.take, w, 0, index)), [1])
+    else:
+        every = b.matmul(b.unsqueeze(x, 0), w)
+        at = b.expand(b.reshape(index, (1, rows, 1)), (1, rows, w.shape[2]))
+        y = b.squeeze(b.gather(IndexKind.elements, every, 0, at), [0])
+    inside = b.unsqueeze(b.map(lambda r: r <= last, [expert], DType.bool), 1)
+    return b.cast(b.where(inside, y, 0.0, y.dtype), b.dtype(meta))
+
+
+HANDLERS: dict[str, Handler] = {**table({
     "linear": _linear,
     "matmul mm bmm mv dot vdot": _matmul,
     "addmm baddbmm": _addmm,
@@ -192,4 +215,5 @@ HANDLERS: dict[str, Handler] = table({
     "bilinear": _bilinear,
     "einsum": _einsum,
     "tensordot": _tensordot,
-})  # fmt: skip
+    "_grouped_mm": _grouped_mm,
+}), "transformers.grouped_mm_fallback.default": handler(_grouped_mm)}  # fmt: skip

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from trivet.aten.common import Handler, table
-from trivet.fbs.structs import DType, IndexKind
+from trivet.fbs.structs import DType, IndexKind, ReduceKind, ScanKind
 from trivet.ir import ops
 from trivet.ir.builder import Builder
-from trivet.ir.dim import Dim, dim_max, dim_min
+from trivet.ir.dim import Dim, ceil_div, dim_max, dim_min
 from trivet.ir.expr import Expr
-from trivet.ir.graph import Value
+from trivet.ir.graph import Sym, Value
 from trivet.ir.types import SIZES
 
 Size = int | Dim
@@ -78,8 +78,11 @@ def bounded(b: Builder, i: Size | None, size: Size, default: Size) -> Size:
 
 def _slice(b: Builder, meta: Any, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None,
            step: int = 1) -> Value:  # fmt: skip
-    size = b.shape(meta)[dim]
-    at = 0 if size == 0 else bounded(b, start, x.shape[dim], 0)
+    size, n = b.shape(meta)[dim], x.shape[dim]
+    at = 0 if size == 0 else bounded(b, start, n, 0)
+    if b.fresh(size):
+        b.define(size, count := dim_max(ceil_div(bounded(b, end, n, n) - at, step), 0))
+        size = count
     return b.slice(x, dim, at, size, step)
 
 
@@ -114,6 +117,8 @@ def _linalg_diagonal(b: Builder, meta: Any, x: Value, *, offset: int = 0, dim1: 
 
 
 def _unfold(b: Builder, meta: Any, x: Value, dim: int, size: int, step: int) -> Value:
+    if not x.shape:
+        return b.reshape(x, b.shape(meta))
     return b.window(x, dim, size, step)
 
 
@@ -196,25 +201,33 @@ def _repeat_interleave(b: Builder, meta: Any, x: Value, repeats: Size | Value, d
         x, dim = b.reshape(x, (x.type.count,)), 0
     dim %= len(x.shape)
     if isinstance(repeats, Value):
-        return b.gather(IndexKind.take, x, dim, _interleaved(b, repeats, x.shape[dim]))
+        return b.gather(IndexKind.take, x, dim, _interleaved(b, repeats, x.shape[dim], b.shape(meta)[dim]))
     shape = list(x.shape)
     wide = b.expand(b.unsqueeze(x, dim + 1), [*shape[: dim + 1], repeats, *shape[dim + 1 :]])
     shape[dim] = shape[dim] * repeats
     return b.reshape(wide, shape)
 
 
-def _interleaved(b: Builder, repeats: Value, size: Size) -> Value:
-    if repeats.const is None or not isinstance(size, int):
-        raise b.error("repeat_interleave with counts that are computed gives a size that depends on data",
-                      "use a fixed number of repeats")  # fmt: skip
-    import torch
+def _interleaved(b: Builder, repeats: Value, size: Size, total: Size) -> Value:
+    """Position i once per count of repeats[i]: how many running totals lie at or below each place."""
+    if repeats.const is not None and isinstance(size, int):
+        import torch
 
-    data = repeats.const.data.expand(size)
-    return b.const(torch.repeat_interleave(torch.arange(size), data))
+        data = torch.repeat_interleave(torch.arange(size), repeats.const.data.expand(size))
+        if b.fresh(total):
+            b.define(total, data.shape[0])
+        return b.const(data)
+    counts = b.expand(b.cast(repeats, DType.i64), (size,))
+    if isinstance(total, Dim) and b.fresh(total):
+        symbol = b.graph.symbols.setdefault(str(total), Sym(str(total), data=True))
+        b.add("item", [b.reduce(ReduceKind.sum, counts, dtype=DType.i64)], [], ops.Item(symbol.name))
+    e = Expr()
+    passed = (e.load(b.scan(ScanKind.sum, counts, 0)) <= e.iota(0)).cast(DType.i64)
+    return b.reduce(ReduceKind.sum, b.expression(e, passed, DType.i64, (total, size)), [1])
 
 
 def _repeat_interleave_indices(b: Builder, meta: Any, repeats: Value, *, output_size: Any = None) -> Value:
-    return _interleaved(b, repeats, repeats.shape[0])
+    return _interleaved(b, repeats, repeats.shape[0], b.shape(meta)[0])
 
 
 def _roll(b: Builder, meta: Any, x: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:

@@ -8,7 +8,7 @@ from typing import Any
 from trivet.error import Error
 from trivet.fbs.structs import Act, DType, IndexKind, MapOp, PadMode, ReduceKind, ScanKind, ScatterReduce
 from trivet.ir import ops
-from trivet.ir.dim import Dim, Shape, bounds, dim_max, dim_min, floor_div, symbols
+from trivet.ir.dim import Dim, Shape, bounds, dim_max, dim_min, floor_div, substitute, symbols
 from trivet.ir.expr import Expr, Formula, Number, Reg
 from trivet.ir.graph import Graph, Loc, Value
 from trivet.ir.types import Type
@@ -37,11 +37,29 @@ class Builder:
         from trivet.symbols import dim_of as usual
 
         self.graph = graph
-        self.dim: Callable[[Any], int | Dim] = dim_of or usual
+        self._dim_of: Callable[[Any], int | Dim] = dim_of or usual
+        self._known: dict[str, int | Dim] = {}  # symbols of torch that turned out to be something simpler
         self.loc = Loc()
         self.node: Any = None  # torch.fx.Node that is being imported
 
     # -- meta
+    def dim(self, x: Any) -> int | Dim:
+        """A size (int, SymInt) as a dimension."""
+        return substitute(self._dim_of(x), self._known) if self._known else self._dim_of(x)
+
+    def fresh(self, d: int | Dim) -> bool:
+        """True for a symbol that torch made up for the node being imported: nothing defines it yet."""
+        name = str(d)
+        if not isinstance(d, Dim) or name not in d.symbols():
+            return False
+        sym = self.graph.symbols.get(name)
+        made = any(n.attrs.symbol == name for n in self.graph.nodes if n.op in ("nonzero", "item"))
+        return not made and (sym is None or (sym.data and sym.source is None and sym.solved is None))
+
+    def define(self, symbol: int | Dim, value: int | Dim) -> None:
+        """From here on the fresh symbol is read as value."""
+        self._known[str(symbol)] = value
+
     def shape(self, meta: Any) -> Shape:
         """Shape of a (fake) tensor."""
         return tuple(self.dim(d) for d in meta.shape)

@@ -107,7 +107,9 @@ def state_of(state: State, states: States) -> Any:
     return states[state]
 
 
-def evaluate_node(node: Node, inputs: list[Any], dims: Dims, graph: Graph | None = None, states: States | None = None) -> list[Any]:
+def evaluate_node(
+    node: Node, inputs: list[Any], dims: Dims, graph: Graph | None = None, states: States | None = None
+) -> list[Any]:
     """The outputs of one node, checked against their types. nonzero and item set their symbol in dims."""
     if node.op == "nonzero" or node.op == "item":
         n = int(inputs[0].count_nonzero()) if node.op == "nonzero" else int(inputs[0])
@@ -119,7 +121,9 @@ def evaluate_node(node: Node, inputs: list[Any], dims: Dims, graph: Graph | None
     for v, x in zip(node.outputs, out, strict=True):
         if dtype_of(x) != v.dtype or tuple(x.shape) != _shape(v, dims):
             shape = ",".join(str(d) for d in x.shape)
-            raise Error(f"{node.op} gives {dtype_of(x).name}[{shape}], its output {v} is declared {v.type}", node=str(node.loc))
+            raise Error(
+                f"{node.op} gives {dtype_of(x).name}[{shape}], its output {v} is declared {v.type}", node=str(node.loc)
+            )
     return out
 
 

@@ -23,7 +23,7 @@ class Sizes:
 
     def __init__(self, symbols: Mapping[str, Sym]) -> None:
         self.symbols = symbols
-        self._samples: list[dict[str, int | Dim]] | None = None
+        self._samples: list[dict[str, int]] | None = None
 
     def same(self, a: int | Dim, b: int | Dim) -> bool:
         """True when a and b are equal for all sizes in range (proved by form, else found equal on the samples). Sizes
@@ -58,24 +58,34 @@ class Sizes:
     def _clash(self, a: int | Dim, b: int | Dim) -> int:
         raise Mismatch(f"sizes {a} and {b} do not broadcast")
 
-    def samples(self) -> list[dict[str, int | Dim]]:
+    def samples(self) -> list[dict[str, int]]:
         """Some values of the symbols that go together."""
         if self._samples is None:
             rng = random.Random(1)
             self._samples = [self._sample(rng) for _ in range(6)]
         return self._samples
 
-    def _sample(self, rng: random.Random) -> dict[str, int | Dim]:
+    def at(self, size: int) -> dict[str, int]:
+        """Values of the symbols that go together, all near size where their ranges allow it."""
+        env: dict[str, int | Dim] = {}
+        for i, s in enumerate(s for s in self.symbols.values() if s.solved is None):
+            env[s.name] = max(s.min, min(s.max, size + i))
+        return self._solve(env)
+
+    def _sample(self, rng: random.Random) -> dict[str, int]:
         env: dict[str, int | Dim] = {}
         for s in self.symbols.values():
             if s.solved is None:
                 low = max(s.min, 2) if s.max >= 2 else s.min
                 env[s.name] = rng.randint(low, max(low, min(s.max, low + 4096 if s.max < INF else low + 997)))
+        return self._solve(env)
+
+    def _solve(self, env: dict[str, int | Dim]) -> dict[str, int]:
         for _ in self.symbols:
             for s in self.symbols.values():
                 if s.solved is not None and s.name not in env and symbols(s.solved) <= env.keys():
                     env[s.name] = substitute(s.solved, env)
-        return env
+        return {name: n for name, n in env.items() if isinstance(n, int)}
 
 
 def infer(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
@@ -90,9 +100,9 @@ def infer(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     return _RULES[node.op](node, inputs, sizes)
 
 
-def _need(ok: bool, why: str) -> None:
+def _need(ok: bool, why: str, *parts: object) -> None:
     if not ok:
-        raise Mismatch(why)
+        raise Mismatch(why.format(*parts))
 
 
 def _first(inputs: Inputs) -> Type:
@@ -128,9 +138,9 @@ def _same(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
 def _map(node: Node, inputs: Sequence[Type], sizes: Sizes) -> list[Type]:
     want = _declared(node)
     for i, t in enumerate(inputs):
-        _need(t.rank <= want.rank, f"input {i} has {t.rank} axes, the output {want.rank}")
+        _need(t.rank <= want.rank, "input {} has {} axes, the output {}", i, t.rank, want.rank)
         for d, o in zip(t.shape, want.shape[want.rank - t.rank :], strict=True):
-            _need(d == 1 or sizes.same(d, o), f"input {i} {t} does not broadcast to {want}")
+            _need(d == 1 or sizes.same(d, o), "input {} {} does not broadcast to {}", i, t, want)
     return [Type(node.attrs.code[-1].dtype, want.shape)]
 
 
@@ -155,20 +165,22 @@ def _scan(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
 def _epilogue(node: Node, inputs: Inputs, sizes: Sizes, out: Type) -> None:
     bias, residual = _opt(inputs, 2), _opt(inputs, 3)
     if bias is not None:
-        _need(bias.dtype == out.dtype or node.attrs.packed, f"bias is {bias.dtype.name}, the result {out.dtype.name}")
+        _need(
+            bias.dtype == out.dtype or node.attrs.packed, "bias is {}, the result {}", bias.dtype.name, out.dtype.name
+        )
     if residual is not None:
-        _need(residual.dtype == out.dtype, f"residual is {residual.dtype.name}, the result {out.dtype.name}")
-        _need(sizes.same_shape(residual.shape, out.shape), f"residual {residual} has not the result's shape {out}")
+        _need(residual.dtype == out.dtype, "residual is {}, the result {}", residual.dtype.name, out.dtype.name)
+        _need(sizes.same_shape(residual.shape, out.shape), "residual {} has not the result's shape {}", residual, out)
 
 
 def _matmul(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     a, b = _first(inputs), _req(inputs, 1)
     if node.attrs.packed:
-        _need(b.rank == 1, f"a packed weight has one axis, not {b}")
+        _need(b.rank == 1, "a packed weight has one axis, not {}", b)
         return [_declared(node)]
-    _need(a.dtype == b.dtype, f"operands are {a.dtype.name} and {b.dtype.name}")
-    _need(a.rank >= 1 and b.rank >= 2, f"operands {a} and {b} have too few axes")
-    _need(sizes.same(a.shape[-1], b.shape[-2]), f"inner sizes of {a} and {b} differ")
+    _need(a.dtype == b.dtype, "operands are {} and {}", a.dtype.name, b.dtype.name)
+    _need(a.rank >= 1 and b.rank >= 2, "operands {} and {} have too few axes", a, b)
+    _need(sizes.same(a.shape[-1], b.shape[-2]), "inner sizes of {} and {} differ", a, b)
     batch = sizes.broadcast([a.shape[:-2], b.shape[:-2]])
     shape = (*batch, a.shape[-2], b.shape[-1]) if a.rank > 1 else (*batch, b.shape[-1])
     out = Type(a.dtype, shape)
@@ -176,33 +188,33 @@ def _matmul(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     bias = _opt(inputs, 2)
     if bias is not None:
         full = sizes.broadcast([bias.shape, shape])
-        _need(sizes.same_shape(full, shape), f"bias {bias} does not broadcast to {out}")
+        _need(sizes.same_shape(full, shape), "bias {} does not broadcast to {}", bias, out)
     return [out]
 
 
 def _conv(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     a: ops.Conv = node.attrs
     x, w, want = _first(inputs), _req(inputs, 1), _declared(node)
-    _need(x.rank == a.nd + 2 and want.rank == x.rank, f"x {x} and y {want} need {a.nd + 2} axes")
+    _need(x.rank == a.nd + 2 and want.rank == x.rank, "x {} and y {} need {} axes", x, want, a.nd + 2)
     if a.packed:
         return [Type(x.dtype, (x.shape[0], *want.shape[1:]))]
-    _need(w.rank == a.nd + 2, f"weight {w} needs {a.nd + 2} axes")
-    _need(x.dtype == w.dtype, f"operands are {x.dtype.name} and {w.dtype.name}")
+    _need(w.rank == a.nd + 2, "weight {} needs {} axes", w, a.nd + 2)
+    _need(x.dtype == w.dtype, "operands are {} and {}", x.dtype.name, w.dtype.name)
     taken = w.shape[0] if a.transposed else w.shape[1] * a.groups
-    _need(sizes.same(x.shape[1], taken), f"x has {x.shape[1]} channels, the weight takes {taken}")
+    _need(sizes.same(x.shape[1], taken), "x has {} channels, the weight takes {}", x.shape[1], taken)
     made = w.shape[1] * a.groups if a.transposed else w.shape[0]
     out = Type(x.dtype, (x.shape[0], made, *want.shape[2:]))
     _epilogue(node, inputs, sizes, out)
     bias = _opt(inputs, 2)
     if bias is not None:
-        _need(bias.rank == 1 and sizes.same(bias.shape[0], made), f"bias {bias} needs {made} elements")
+        _need(bias.rank == 1 and sizes.same(bias.shape[0], made), "bias {} needs {} elements", bias, made)
     return [out]
 
 
 def _pool(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     a: ops.Pool = node.attrs
     x, want = _first(inputs), _declared(node)
-    _need(x.rank == a.nd + 2 and want.rank == x.rank, f"x {x} and y {want} need {a.nd + 2} axes")
+    _need(x.rank == a.nd + 2 and want.rank == x.rank, "x {} and y {} need {} axes", x, want, a.nd + 2)
     shape = (*x.shape[:2], *want.shape[2:])
     return [Type(x.dtype, shape), Type(DType.i64, shape)][: len(node.outputs)]
 
@@ -214,7 +226,7 @@ def _norm(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     shape = x.shape[1:2] if group else x.shape[x.rank - a.axes :]
     for name, t in (("weight", _opt(inputs, 1)), ("bias", _opt(inputs, 2))):
         if t is not None:
-            _need(sizes.same_shape(t.shape, shape), f"{name} {t} has not the shape [{','.join(map(str, shape))}]")
+            _need(sizes.same_shape(t.shape, shape), "{} {} has not the shape [{}]", name, t, ",".join(map(str, shape)))
     return [x]
 
 
@@ -222,32 +234,42 @@ def _attention(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     q, k, v, mask = _first(inputs), _req(inputs, 1), _req(inputs, 2), _opt(inputs, 3)
     _need(min(q.rank, k.rank, v.rank) >= 3, "q, k and v need at least 3 axes")
     _need(q.dtype == k.dtype == v.dtype, "q, k and v have different dtypes")
-    _need(sizes.same(q.shape[-1], k.shape[-1]), f"q {q} and k {k} have different last axes")
-    _need(sizes.same_shape(k.shape[-3:-1], v.shape[-3:-1]), f"k {k} and v {v} do not go together")
+    _need(sizes.same(q.shape[-1], k.shape[-1]), "q {} and k {} have different last axes", q, k)
+    _need(sizes.same_shape(k.shape[-3:-1], v.shape[-3:-1]), "k {} and v {} do not go together", k, v)
     h, g = q.shape[-3], k.shape[-3]
     if isinstance(h, int) and isinstance(g, int):
-        _need(g > 0 and h % g == 0, f"{h} query heads are no multiple of {g} key heads")
+        _need(g > 0 and h % g == 0, "{} query heads are no multiple of {} key heads", h, g)
     batch = sizes.broadcast([q.shape[:-3], k.shape[:-3], v.shape[:-3]])
     if mask is not None:
         full = (*batch, h, q.shape[-2], k.shape[-2])
-        _need(sizes.same_shape(sizes.broadcast([mask.shape, full]), full), f"mask {mask} does not broadcast to the scores")
+        _need(
+            sizes.same_shape(sizes.broadcast([mask.shape, full]), full),
+            "mask {} does not broadcast to the scores",
+            mask,
+        )
     return [Type(q.dtype, (*batch, h, q.shape[-2], v.shape[-1]))]
 
 
 def _gather(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     a: ops.Gather = node.attrs
     x, i = _first(inputs), _req(inputs, 1)
-    _need(i.dtype in (DType.i64, DType.i32), f"the index is {i.dtype.name}")
+    _need(i.dtype in (DType.i64, DType.i32), "the index is {}", i.dtype.name)
     return [Type(x.dtype, i.shape if a.kind == IndexKind.elements else _replace(x.shape, a.axis, *i.shape))]
 
 
 def _scatter(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     a: ops.Scatter = node.attrs
     x, i, u = _first(inputs), _req(inputs, 1), _req(inputs, 2)
-    _need(i.dtype in (DType.i64, DType.i32), f"the index is {i.dtype.name}")
-    _need(u.dtype == x.dtype, f"updates are {u.dtype.name}, x is {x.dtype.name}")
+    _need(i.dtype in (DType.i64, DType.i32), "the index is {}", i.dtype.name)
+    _need(u.dtype == x.dtype, "updates are {}, x is {}", u.dtype.name, x.dtype.name)
     if a.kind == IndexKind.take:
-        _need(sizes.same_shape(u.shape, _replace(x.shape, a.axis, *i.shape)), f"updates {u} do not fit x {x} and index {i}")
+        _need(
+            sizes.same_shape(u.shape, _replace(x.shape, a.axis, *i.shape)),
+            "updates {} do not fit x {} and index {}",
+            u,
+            x,
+            i,
+        )
     return [x]
 
 
@@ -267,7 +289,7 @@ def _sort(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
 def _rnn(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     a: ops.Rnn = node.attrs
     x = _first(inputs)
-    _need(x.rank == 3, f"x {x} needs 3 axes")
+    _need(x.rank == 3, "x {} needs 3 axes", x)
     if a.packed:
         hidden, cell = _declared(node, 1).shape[-1], _declared(node, len(node.outputs) - 1).shape[-1]
     else:
@@ -279,13 +301,18 @@ def _rnn(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
 
 def _resize(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     x, want = _first(inputs), _declared(node)
-    _need(x.rank == node.attrs.nd + 2 and want.rank == x.rank, f"x {x} and y {want} need {node.attrs.nd + 2} axes")
+    _need(x.rank == node.attrs.nd + 2 and want.rank == x.rank, "x {} and y {} need {} axes", x, want, node.attrs.nd + 2)
     return [Type(x.dtype, (*x.shape[:2], *want.shape[2:]))]
 
 
 def _grid_sample(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     x, grid = _first(inputs), _req(inputs, 1)
-    _need(x.rank == 4 and grid.rank == 4 and grid.shape[3] == 2, f"x {x} and grid {grid} need 4 axes, the grid's last of 2")
+    _need(
+        x.rank == 4 and grid.rank == 4 and grid.shape[3] == 2,
+        "x {} and grid {} need 4 axes, the grid's last of 2",
+        x,
+        grid,
+    )
     return [Type(x.dtype, (*x.shape[:2], *grid.shape[1:3]))]
 
 
@@ -295,7 +322,7 @@ def _nonzero(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
 
 def _item(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     x = _first(inputs)
-    _need(x.count == 1, f"item takes one element, not {x}")
+    _need(x.count == 1, "item takes one element, not {}", x)
     return []
 
 
@@ -306,7 +333,7 @@ def _permute(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
 
 def _reshape(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     x, want = _first(inputs), _declared(node)
-    _need(sizes.same(x.count, want.count), f"{x} and {want} have different numbers of elements")
+    _need(sizes.same(x.count, want.count), "{} and {} have different numbers of elements", x, want)
     return [Type(x.dtype, want.shape)]
 
 
@@ -314,7 +341,7 @@ def _expand(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     x, want = _first(inputs), _declared(node)
     tail = want.shape[want.rank - x.rank :] if want.rank >= x.rank else ()
     fits = want.rank >= x.rank and all(d == 1 or sizes.same(d, o) for d, o in zip(x.shape, tail, strict=True))
-    _need(fits, f"{x} does not broadcast to {want}")
+    _need(fits, "{} does not broadcast to {}", x, want)
     return [Type(x.dtype, want.shape)]
 
 
@@ -324,7 +351,14 @@ def _slice(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     n, size = x.shape[a.axis], want.shape[a.axis] if want.rank == x.rank else 0
     if isinstance(a.start, int) and isinstance(n, int) and isinstance(size, int) and size > 0:
         last = a.start + a.step * (size - 1)
-        _need(0 <= a.start < n and 0 <= last < n, f"positions {a.start}..{last} lie outside of axis {a.axis} of {x}")
+        _need(
+            0 <= a.start < n and 0 <= last < n,
+            "positions {}..{} lie outside of axis {} of {}",
+            a.start,
+            last,
+            a.axis,
+            x,
+        )
     return [Type(x.dtype, _replace(x.shape, a.axis, size))]
 
 
@@ -345,7 +379,7 @@ def _diagonal(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
 
 def _bitcast(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     x, want = _first(inputs), _declared(node)
-    _need(SIZES[x.dtype] == SIZES[want.dtype], f"{x.dtype.name} and {want.dtype.name} have different sizes")
+    _need(SIZES[x.dtype] == SIZES[want.dtype], "{} and {} have different sizes", x.dtype.name, want.dtype.name)
     return [Type(want.dtype, x.shape)]
 
 
@@ -355,10 +389,10 @@ def _concat(node: Node, inputs: Sequence[Type], sizes: Sizes) -> list[Type]:
     total: int | Dim = 0
     x = inputs[0]
     for t in inputs:
-        _need(t.dtype == x.dtype, f"dtypes {x.dtype.name} and {t.dtype.name} differ")
-        _need(t.rank == x.rank and axis < x.rank, f"{t} and {x} cannot be joined along axis {axis}")
+        _need(t.dtype == x.dtype, "dtypes {} and {} differ", x.dtype.name, t.dtype.name)
+        _need(t.rank == x.rank and axis < x.rank, "{} and {} cannot be joined along axis {}", t, x, axis)
         same = all(i == axis or sizes.same(d, e) for i, (d, e) in enumerate(zip(t.shape, x.shape, strict=True)))
-        _need(same, f"{t} and {x} cannot be joined along axis {axis}")
+        _need(same, "{} and {} cannot be joined along axis {}", t, x, axis)
         total = total + t.shape[axis]
     return [Type(x.dtype, _replace(x.shape, axis, total))]
 

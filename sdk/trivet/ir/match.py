@@ -122,10 +122,19 @@ def extract(t: Term, place: Node, rw: Rewriter, sizes: Sizes) -> Value:
 
 
 class Ranges:
-    """Bounds of terms. With first, only for position 0 along the last axis: what every row of a mask is sure to have."""
+    """Bounds of terms.
 
-    def __init__(self, sizes: Sizes, first: bool) -> None:
-        self.sizes, self.first = sizes, first
+    Attributes:
+        first: only for position 0 along the last axis: what every row of a mask is sure to have.
+        flags: integers that are not known are taken for 0 or 1 in arithmetic (not in comparisons): numeric masks.
+    """
+
+    def __init__(self, sizes: Sizes, first: bool = False, flags: bool = False) -> None:
+        self.sizes, self.first, self.flags = sizes, first, flags
+
+    def _unknown(self, dtype: DType) -> tuple[float, float]:
+        small = dtype == DType.bool or (self.flags and not is_float(dtype))
+        return (0.0, 1.0) if small else (-math.inf, math.inf)
 
     def of(self, t: Term, depth: int = 40) -> tuple[float, float]:
         """(least, most); (-inf, inf) when nothing is known."""
@@ -141,12 +150,13 @@ class Ranges:
             return (0.0, 0.0) if self.first and last else (0.0, math.inf)
         if i.op == MapOp.dim:
             return self._dim(i.value)
-        return self._instr(i, [self.of(a, depth - 1) for a in t.args], t)
+        known = Ranges(self.sizes, self.first) if i.dtype == DType.bool else self
+        return self._instr(i, [known.of(a, depth - 1) for a in t.args], t)
 
     def _dim(self, d: int | Dim) -> tuple[float, float]:
-        known = {s.name: (s.min, s.max) for s in self.sizes.symbols.values()}
+        limits = {s.name: (s.min, s.max) for s in self.sizes.symbols.values()}
         try:
-            lo, hi = bounds(d, known)
+            lo, hi = bounds(d, limits)
         except KeyError:
             return -math.inf, math.inf
         return (-math.inf if lo <= -INF else float(lo)), (math.inf if hi >= INF else float(hi))
@@ -163,14 +173,14 @@ class Ranges:
         n = v.node
         x0 = n.inputs[0] if n is not None and n.inputs else None
         if n is None or x0 is None:
-            return (0.0, 1.0) if v.dtype == DType.bool else (-math.inf, math.inf)
+            return self._unknown(v.dtype)
         if n.op == "slice" and not (n.attrs.axis == v.type.rank - 1 and n.attrs.start != 0 and self.first):
             return self.of(term(x0), depth - 1)
         if n.op in ("reshape", "expand"):
             same = v.shape[-1:] == x0.shape[-1:] or (n.op == "expand" and x0.shape[-1:] in ((), (1,)))
-            inner = self if same else Ranges(self.sizes, False)
+            inner = self if same else Ranges(self.sizes, flags=self.flags)
             return inner.of(term(x0), depth - 1)
-        return (0.0, 1.0) if v.dtype == DType.bool else (-math.inf, math.inf)
+        return self._unknown(v.dtype)
 
     def _instr(self, i: Instr, args: list[tuple[float, float]], t: Term) -> tuple[float, float]:
         op = i.op
@@ -181,8 +191,8 @@ class Ranges:
             exact = is_float(i.dtype) or source == DType.bool or (source == DType.i32 and i.dtype == DType.i64)
             return (lo, hi) if exact else (-math.inf, math.inf)
         if op == MapOp.select:
-            (c0, c1), b, c = args
-            return b if c0 > 0 else c if c1 == 0 else (min(b[0], c[0]), max(b[1], c[1]))
+            (never, ever), yes, no = args
+            return yes if never > 0 else no if ever == 0 else (min(yes[0], no[0]), max(yes[1], no[1]))
         if op in (MapOp.logical_not, MapOp.not_) and i.dtype == DType.bool:
             lo, hi = args[0]
             return (0.0, 0.0) if lo > 0 else (1.0, 1.0) if hi == 0 else (0.0, 1.0)

@@ -89,7 +89,12 @@ def _reduce(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
     elif k == ReduceKind.all:
         y = (x != 0).all(-1)
     else:
-        names = {ReduceKind.max: "amax", ReduceKind.min: "amin", ReduceKind.argmax: "argmax", ReduceKind.argmin: "argmin"}
+        names = {
+            ReduceKind.max: "amax",
+            ReduceKind.min: "amin",
+            ReduceKind.argmax: "argmax",
+            ReduceKind.argmin: "argmin",
+        }
         if x.dtype == torch.bool:
             x = x.to(torch.uint8)
         y = getattr(x, names[k])(-1)
@@ -150,7 +155,9 @@ def _conv(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
         f = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)[a.nd - 1]
         full = f(x, w, None, a.stride, 0, 0, a.groups, a.dilation)
         # padding crops at the low side; the high side is cropped, or filled with the zeros of output_padding
-        y = fn.pad(full, _pads([-p for p in a.pad], [o + p - s for o, p, s in zip(want, a.pad, full.shape[2:], strict=True)]))
+        y = fn.pad(
+            full, _pads([-p for p in a.pad], [o + p - s for o, p, s in zip(want, a.pad, full.shape[2:], strict=True)])
+        )
     else:
         span = [d * (k - 1) + 1 for d, k in zip(a.dilation, w.shape[2:], strict=True)]
         high = [(o - 1) * s + e - n - p
@@ -391,7 +398,9 @@ def _resize(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
     elif a.nd == 2 and a.cubic_a == -0.75:
         y = torch.ops.aten.upsample_bicubic2d.default(x, size, a.align_corners, *scale)
     else:
-        raise Error(f"cubic resize has a reference for two axes and a = -0.75, not {a.nd} and {a.cubic_a}", node=str(node.loc))
+        raise Error(
+            f"cubic resize has a reference for two axes and a = -0.75, not {a.nd} and {a.cubic_a}", node=str(node.loc)
+        )
     return [y.to(_out(node))]
 
 

@@ -125,6 +125,17 @@ class Rewriter:
             self.graph.writes = [(s, new if v is old else v) for s, v in self.graph.writes]
             self._kept[new] = self._kept.get(new, 0) + self._kept.pop(old)
 
+    def prune(self, v: Value) -> None:
+        """Takes out the node that makes v if nothing reads it any more, and so on upwards; they no longer count as readers."""
+        todo = [v]
+        while todo:
+            n = todo.pop().node
+            if n is None or n in self._gone or n.op in ("nonzero", "item") or not all(self.dead(o) for o in n.outputs):
+                continue
+            self._leave(n)
+            self._gone.add(n)
+            todo += [x for x in n.inputs if x is not None]
+
     def finish(self) -> bool:
         """Puts the new nodes in and takes the dead ones out; True when any node went."""
         nodes: list[Node] = []
@@ -184,5 +195,9 @@ def _in_shape(v: Value) -> set[str]:
 
 def attr_symbols(n: Node) -> set[str]:
     """Symbols in the attributes of a node."""
-    dims = [i.value for i in n.attrs.code] if isinstance(n.attrs, Map) else [getattr(n.attrs, f.name) for f in fields(n.attrs)]
+    dims = (
+        [i.value for i in n.attrs.code]
+        if isinstance(n.attrs, Map)
+        else [getattr(n.attrs, f.name) for f in fields(n.attrs)]
+    )
     return {s for d in dims if isinstance(d, Dim) for s in symbols(d)}

@@ -24,6 +24,7 @@ CHEAP = LEAVES | COMMUTES - {MapOp.hypot} | frozenset({
     MapOp.cast, MapOp.sub, MapOp.lt, MapOp.le, MapOp.gt, MapOp.ge, MapOp.shl, MapOp.shr, MapOp.not_, MapOp.neg, MapOp.abs,
     MapOp.sign, MapOp.floor, MapOp.ceil, MapOp.round, MapOp.trunc, MapOp.relu, MapOp.select, MapOp.is_nan, MapOp.is_inf,
     MapOp.copysign, MapOp.logical_not})  # fmt: skip
+UNIFORM = 4  # instructions of an expression without inputs that is made again rather than read
 _MANTISSA = {DType.f16: 11, DType.bf16: 8, DType.f32: 24, DType.f64: 53}
 _EXPONENT = {DType.f16: 5, DType.bf16: 8, DType.f32: 8, DType.f64: 11}
 
@@ -137,7 +138,9 @@ class Simplifier:
                 return self.add(MapOp.neg, dtype, (a,))
             if zero and not is_float(dtype):
                 return b
-        elif (op == MapOp.add and zero and (not is_float(dtype) or math.copysign(1, y) < 0)) or (op == MapOp.sub and zero and dtype != DType.bool and (not is_float(dtype) or math.copysign(1, y) > 0)):
+        elif (op == MapOp.add and zero and (not is_float(dtype) or math.copysign(1, y) < 0)) or (
+            op == MapOp.sub and zero and dtype != DType.bool and (not is_float(dtype) or math.copysign(1, y) > 0)
+        ):
             return a
         elif op == MapOp.div and is_float(dtype):
             if one:
@@ -203,9 +206,18 @@ def simplify(code: Code, inputs: Sequence[Value]) -> tuple[Code, list[Value]]:
 
 
 def load(s: Simplifier, values: list[Value], v: Value) -> int:
-    """The register of a loaded value; values collects what is loaded."""
+    """The register of a loaded value; values collects what is loaded. A value that is the same number everywhere is made
+    in place.
+    """
     if v.const is not None and v.const.data is not None and v.const.data.numel() == 1:
         return s.const(v.const.data.item(), v.dtype)
+    if v.node is not None and v.node.op == "map" and not v.node.inputs:
+        made: Code = v.node.attrs.code
+        if len(made) <= UNIFORM and all(i.op != MapOp.iota for i in made):
+            regs: list[int] = []
+            for i in made:
+                regs.append(s.add(i.op, i.dtype, tuple(regs[a] for a in i.args), i.value))
+            return regs[-1]
     if v not in values:
         values.append(v)
     return s.add(MapOp.load, v.dtype, (), values.index(v))

@@ -80,10 +80,17 @@ def _data(data: Any) -> str:
 
 def checksum(data: Tensor) -> int:
     """CRC-32 of the elements in row-major order."""
+    return zlib.crc32(raw_bytes(data).numpy().data)
+
+
+def raw_bytes(data: Tensor) -> Tensor:
+    """The elements in row-major order as a vector of bytes; shares memory where it can."""
     import torch
 
-    flat = data.detach().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data)
+    flat = data.detach().reshape(-1)
+    if flat.numel() and flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _number(x: Any) -> str:

@@ -261,7 +261,9 @@ def _attrs(n: Node) -> str:
     axes: tuple[int, ...] = ()
     if isinstance(a, ops.Reduce):
         axes = a.axes
-    elif isinstance(a, ops.Scan | ops.Softmax | ops.Gather | ops.Scatter | ops.Sort | ops.Slice | ops.Window | ops.Concat):
+    elif isinstance(
+        a, ops.Scan | ops.Softmax | ops.Gather | ops.Scatter | ops.Sort | ops.Slice | ops.Window | ops.Concat
+    ):
         axes = (a.axis,)
     elif isinstance(a, ops.Diagonal):
         axes = (a.a, a.b)

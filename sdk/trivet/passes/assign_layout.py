@@ -147,12 +147,13 @@ class _Layout:
             return self.wishes.get(v, False)
         self.wishes[v] = False
         for node in self.uses.get(v, ()):
-            if node.op == "conv" and node.inputs[0] is v and v.shape[1] != 1:
-                self.wishes[v] = True
-            elif (node.op in ("map", "pad", "concat", "pool", "resize") or (
-                node.op == "norm" and node.attrs.kind == NormKind.group)) and node.inputs and (
-                len(node.outputs[0].shape) == len(v.shape)) and self._wants(node.outputs[0], depth - 1):  # fmt: skip
-                self.wishes[v] = True
+            if node.op == "conv":
+                wanted = node.inputs[0] is v and v.shape[1] != 1
+            else:
+                group = node.op == "norm" and node.attrs.kind == NormKind.group
+                passes_on = group or node.op in ("map", "pad", "concat", "pool", "resize")
+                wanted = passes_on and node.outputs[0].type.rank == v.type.rank and self._wants(node.outputs[0], depth - 1)
+            self.wishes[v] = self.wishes[v] or wanted
         return self.wishes[v]
 
     def _flow(self, node: Node) -> None:

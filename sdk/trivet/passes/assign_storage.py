@@ -12,10 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trivet.constants import layout
-from trivet.error import Error
 from trivet.fbs.structs import RegionKind
 from trivet.ir import ops
-from trivet.ir.dim import INF, bounds, evaluate, substitute
+from trivet.ir.dim import INF, Dim, bounds, evaluate, substitute
 from trivet.ir.graph import Graph, Loc, Module, Node, Placement, State, Value
 from trivet.pipeline import Context
 from trivet.schedule import Plan, Storage, all_graphs, schedule
@@ -126,7 +125,8 @@ class _Assigner:
 
     def _insert_carried(self, node: Node) -> None:
         """Copies at the end of a loop's body. They happen at once in meaning: what they read of carried values is saved
-        before the first one writes."""
+        before the first one writes.
+        """
         body = node.graphs[1]
         n = node.attrs.carried
         inputs = body.inputs[:n]
@@ -145,13 +145,10 @@ class _Assigner:
             body.outputs[i] = copy.outputs[0]
 
     def _insert_ends(self, graph: Graph) -> None:
-        made: dict[Value, Value] = {}
         for i, v in enumerate(graph.outputs):
-            if v in made:
-                raise Error(f"output {v} is returned twice", node=graph.name, remedy="this is a bug of trivet: report it")
             copy = self._copy(graph, len(graph.nodes), v)
             copy.outputs[0].order = None
-            made[v] = graph.outputs[i] = copy.outputs[0]
+            graph.outputs[i] = copy.outputs[0]
             self.copies.outputs.append((graph, copy))
         writes = []
         for state, v in graph.writes:
@@ -200,14 +197,14 @@ class _Assigner:
         forest = self.forest
         outputs = set(graph.outputs) if graph is self.graph else set()
         written = {v: s for s, v in graph.writes}
-        windows: dict[Value, tuple[Value, int, int]] = {}
+        windows: dict[Value, tuple[Value, int, int | Dim]] = {}
         for node in graph.nodes:
             if node.op == "concat":
-                start = 0
+                start: int | Dim = 0
                 for v in node.inputs:
                     assert v is not None
-                    windows[v] = (node.outputs[0], node.attrs.axis, start)  # type: ignore[assignment]
-                    start = start + v.shape[node.attrs.axis]  # type: ignore[assignment, operator]
+                    windows[v] = (node.outputs[0], node.attrs.axis, start)
+                    start = start + v.shape[node.attrs.axis]
         saved: dict[Value, Value] = {}
         for node in list(graph.nodes):
             for x in node.inputs:
@@ -350,12 +347,29 @@ class _Assigner:
         for graph, node in [*c.outputs, *c.writes, *c.views, *c.flow]:
             self._drop(graph, node)
         for group in reversed(c.concats):
-            for graph, node in group:
-                self._drop(graph, node)
+            self._drop_concat(group)
         for graph in all_graphs(self.graph):
             for node in list(graph.nodes):
                 if node.op == "copy" and node.outputs[0] not in self.removed:
                     self._drop(graph, node)
+
+    def _drop_concat(self, group: list[tuple[Graph, Node]]) -> None:
+        """Operands are written in place where that does not raise the peak: all of them, else the latest ones."""
+        forest = self.forest
+
+        def ends(node: Node) -> tuple[Tree, Tree]:
+            x = node.inputs[0]
+            assert x is not None
+            return forest.cell[x].tree, forest.cell[node.outputs[0]].tree
+
+        now = forest.peak()
+        if forest.peak_if([ends(n) for _, n in group]) <= now:
+            for graph, node in group:
+                self._drop(graph, node)
+            return
+        for graph, node in sorted(group, key=lambda t: -forest.hull(ends(t[1])[0])[0]):
+            if forest.peak_if([ends(node)]) <= forest.peak():
+                self._drop(graph, node)
 
     def _drop(self, graph: Graph, node: Node, grow: bool = True) -> bool:
         """Tries to remove a copy. The value read takes the place of the one written."""
@@ -374,6 +388,9 @@ class _Assigner:
             dst.births, src.reads = births, reads
             self.forest.refresh(src, dst)
             return False
+        src.reads += dst.reads
+        src.births += dst.births
+        dst.reads, dst.births, src.strict = [], [], src.strict or dst.strict
         graph.nodes.remove(node)
         graph.replace(y, x)
         self.removed[y] = x
@@ -421,7 +438,12 @@ class _Assigner:
             size = tree.root.value.type.nbytes
             kind = {"arena": RegionKind.arena, "input": RegionKind.io, "output": RegionKind.io,
                     "state": RegionKind.state, "const": RegionKind.const_}[tree.kind]  # fmt: skip
-            s = Storage(root, kind, size, *self._bytes(tree.root.value))
+            planned = self._bytes(tree.root.value)
+            if tree.kind == "const":  # an expanded constant is stored once along the axis
+                bytes_ = layout(tree.tag.data)[0]
+                size = bytes_.numel() * bytes_.element_size()
+                planned = (size, False)
+            s = Storage(root, kind, size, *planned)
             s.first = before[min(-(-first // 2), len(old))]
             s.last = max(s.first, before[min(last // 2 + 1, len(old))] - 1)
             if tree.kind in ("const", "state"):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from trivet.fbs.structs import MapOp
 from trivet.ir import ops
+from trivet.ir.axes import through_permute
 from trivet.ir.dim import Shape
 from trivet.ir.graph import Graph, Module, Node, Value
 from trivet.ir.infer import Sizes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from trivet.pipeline import Context
 
 MAX_ROUNDS = 20
+MAX_RANK = 8
 
 
 def canonicalize(module: Module, context: Context) -> None:
@@ -66,7 +68,50 @@ def _reshape(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
     if p is not None:
         rw.become(n, "reshape", [_in(p)], n.attrs, p.loc)
         return True
-    return False
+    return _around_permute(n, rw) or _product_of_rows(n, rw)
+
+
+def _around_permute(n: Node, rw: Rewriter) -> bool:
+    """reshape(permute(reshape(x))): where the inner reshape joins axes that the outer one parts again, they are not joined
+    (joining may have to copy); where the outer one then does nothing, it goes.
+    """
+    y = n.outputs[0]
+    p = _source(_in(n), "permute")
+    r = _source(_in(p), "reshape") if p is not None else None
+    if p is None or r is None:
+        return False
+    x = _in(r)
+    found = through_permute(x.shape, r.outputs[0].shape, p.attrs.axes, y.shape)
+    if found is None or len(found[0]) > MAX_RANK:
+        return False
+    shape, order, merges = found
+    result = tuple(shape[i] for i in order)
+    if not merges and result != y.shape:
+        return False
+    split = x if shape == x.shape else rw.before(n, "reshape", [x], Type(x.dtype, shape), ops.Reshape(), r.loc)
+    if result == y.shape:
+        rw.become(n, "permute", [split], ops.Permute(order), p.loc)
+    else:
+        turned = rw.before(n, "permute", [split], Type(x.dtype, result), ops.Permute(order), p.loc)
+        rw.become(n, "reshape", [turned], n.attrs, p.loc)
+    return True
+
+
+def _product_of_rows(n: Node, rw: Rewriter) -> bool:
+    """reshape(matmul(reshape(x), b)) that only parts the rows: the product is made with the rows parted."""
+    y = n.outputs[0]
+    m = _source(_in(n), "matmul")
+    if m is None or m.attrs.packed or rw.sole(m.outputs[0]) is not n or len(y.shape) < 3:
+        return False
+    a, b, bias, residual = (*m.inputs, None, None)[:4]
+    p = _source(a, "reshape")
+    if p is None or a is None or b is None or len(a.shape) != 2 or len(b.shape) != 2 or y.shape[-1] != b.shape[1]:
+        return False
+    if residual is not None or (bias is not None and bias.type.rank > 1):
+        return False
+    rows = rw.before(n, "reshape", [_in(p)], Type(a.dtype, (*y.shape[:-1], a.shape[1])), ops.Reshape(), p.loc)
+    rw.become(n, "matmul", [rows, b, bias, None], m.attrs, m.loc)
+    return True
 
 
 def _permute(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
@@ -191,7 +236,9 @@ def _map(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
 
 def _known_iota(code: tuple[ops.Instr, ...], shape: Shape) -> tuple[ops.Instr, ...]:
     """Positions along an axis of size 1 are 0."""
-    return tuple(ops.Instr(MapOp.const_, i.dtype, (), 0) if i.op == MapOp.iota and shape[i.value] == 1 else i for i in code)
+    return tuple(
+        ops.Instr(MapOp.const_, i.dtype, (), 0) if i.op == MapOp.iota and shape[i.value] == 1 else i for i in code
+    )
 
 
 def _broadcast_source(v: Value, y: Value) -> Value:
@@ -216,6 +263,8 @@ def _sink_view(n: Node, rw: Rewriter) -> bool:
     """
     y = n.outputs[0]
     views = [v for v in n.inputs if v is not None and v.type.rank > 0]
+    if len(views) > 1:
+        return _sink_permute(n, rw)
     if len(views) != 1 or views[0].shape != y.shape or any(i.op == MapOp.iota for i in n.attrs.code):
         return False
     p = views[0].node
@@ -225,6 +274,39 @@ def _sink_view(n: Node, rw: Rewriter) -> bool:
     mapped = rw.before(n, "map", [x if v is views[0] else v for v in n.inputs], Type(y.dtype, x.shape), n.attrs, n.loc)
     rw.become(n, p.op, [mapped], p.attrs, p.loc)
     return True
+
+
+def _sink_permute(n: Node, rw: Rewriter) -> bool:
+    """map(permute(product), z) becomes permute(map(product, z permuted back)), so that the product takes z as a residual."""
+    y = n.outputs[0]
+    rank = y.type.rank
+    if any(i.op == MapOp.iota for i in n.attrs.code):
+        return False
+    for v in n.inputs:
+        p = _source(v, "permute")
+        if v is None or p is None or v.shape != y.shape or rw.sole(v) is not n or n.inputs.count(v) != 1:
+            continue
+        x = _in(p)
+        if x.node is None or x.node.op not in ("matmul", "conv") or rw.sole(x) is not p:
+            continue
+        back = tuple(p.attrs.axes.index(i) for i in range(rank))
+        inputs: list[Value | None] = []
+        for z in n.inputs:
+            assert z is not None
+            if z is v:
+                inputs.append(x)
+            elif z.type.rank == 0:
+                inputs.append(z)
+            else:
+                full = (1,) * (rank - z.type.rank) + z.shape
+                if full != z.shape:
+                    z = rw.before(n, "reshape", [z], Type(z.dtype, full), ops.Reshape(), n.loc)
+                shape = tuple(full[i] for i in back)
+                inputs.append(rw.before(n, "permute", [z], Type(z.dtype, shape), ops.Permute(back), n.loc))
+        mapped = rw.before(n, "map", inputs, Type(y.dtype, x.shape), n.attrs, n.loc)
+        rw.become(n, "permute", [mapped], p.attrs, p.loc)
+        return True
+    return False
 
 
 # ---- matmul
@@ -244,7 +326,7 @@ def _matmul(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
     if p is None or len(a.shape) < 2:
         return False
     wide = _in(p)
-    if len(wide.shape) <= len(a.shape) or wide.shape[-1] != a.shape[-1] or len(wide.shape) > 8:
+    if len(wide.shape) <= len(a.shape) or wide.shape[-1] != a.shape[-1] or len(wide.shape) > MAX_RANK:
         return False
     right = b
     locs = [p.loc]
@@ -278,11 +360,25 @@ def _broadcast_operands(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
         if p is None or len(v.shape) < 3 or len(other.shape) < 2:
             continue
         x = _in(p)
-        if len(x.shape) < 2 or x.shape[-2:] != v.shape[-2:] or sizes.broadcast([x.shape[:-2], other.shape[:-2]]) != batch:
+        if (
+            len(x.shape) < 2
+            or x.shape[-2:] != v.shape[-2:]
+            or sizes.broadcast([x.shape[:-2], other.shape[:-2]]) != batch
+        ):
             continue
         rw.become(n, "matmul", [x if k == i else w for k, w in enumerate(n.inputs)], n.attrs, p.loc)
         return True
     return False
+
+
+def _attention(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
+    """The mask broadcasts by itself."""
+    mask = n.inputs[3] if len(n.inputs) > 3 else None
+    p = _source(mask, "expand")
+    if p is None:
+        return False
+    rw.become(n, "attention", [*n.inputs[:3], _in(p)], n.attrs, p.loc)
+    return True
 
 
 def _control(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
@@ -326,5 +422,5 @@ def _merge_equal(graph: Graph, rw: Rewriter) -> bool:
 Rule = Callable[[Node, Rewriter, Sizes], bool]
 _RULES: dict[str, Rule] = {
     "reshape": _reshape, "permute": _permute, "expand": _expand, "slice": _slice, "bitcast": _bitcast, "copy": _copy,
-    "concat": _concat, "pad": _pad, "map": _map, "matmul": _matmul, "if": _control, "while": _control,
+    "concat": _concat, "pad": _pad, "map": _map, "matmul": _matmul, "attention": _attention, "if": _control, "while": _control,
 }  # fmt: skip

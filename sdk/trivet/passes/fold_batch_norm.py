@@ -224,7 +224,9 @@ def _set(n: Node, rw: Rewriter, made: dict[object, Const], weight: Any, bias: An
     if weight is not None:
         new_w = _const(made, (key, "weight"), f"{w.const.name}.{tag}", weight.to(dtype))
     if bias is not None:
-        new_b = _const(made, (key, "bias"), f"{b.const.name if b and b.const else w.const.name}.{tag}_shift", bias.to(dtype))
+        new_b = _const(
+            made, (key, "bias"), f"{b.const.name if b and b.const else w.const.name}.{tag}_shift", bias.to(dtype)
+        )
     rw.become(n, n.op, [n.inputs[0], new_w, new_b, *n.inputs[3:]], n.attrs)
 
 

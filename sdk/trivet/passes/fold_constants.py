@@ -13,7 +13,7 @@ from trivet.ir.evaluate import evaluate_node
 from trivet.ir.graph import Const, Graph, Module, Node, Value
 from trivet.ir.ops import OPS
 from trivet.ir.rewrite import Rewriter, attr_symbols, graphs_of
-from trivet.ir.text import checksum
+from trivet.ir.text import checksum, raw_bytes
 from trivet.ir.types import SIZES, Type
 
 if TYPE_CHECKING:
@@ -80,8 +80,14 @@ class _Folder:
 
     def _name(self, n: Node, i: int) -> str:
         """The name of the largest operand with the op behind it."""
-        operands = sorted((v for v in n.inputs if v is not None), key=lambda v: -prod(v.const.data.shape) if v.const else 0)
-        base = f"{operands[0].name if operands else n.op}.{n.op}" if not operands or i == 0 else f"{operands[0].name}.{n.op}{i}"
+        operands = sorted(
+            (v for v in n.inputs if v is not None), key=lambda v: -prod(v.const.data.shape) if v.const else 0
+        )
+        base = (
+            f"{operands[0].name if operands else n.op}.{n.op}"
+            if not operands or i == 0
+            else f"{operands[0].name}.{n.op}{i}"
+        )
         name, k = base, 1
         while name in self.names:
             name, k = f"{base}_{k}", k + 1
@@ -121,7 +127,10 @@ def dedupe(module: Module) -> None:
                 where = (c.data.dtype, tuple(c.data.shape))
                 at = (c.data.data_ptr(), c.data.stride())
                 group = first.setdefault((where, checksum(c.data)), [])
-                found = next((o for o in group if (o.data.data_ptr(), o.data.stride()) == at or _equal(torch, o.data, c.data)), None)
+                found = next(
+                    (o for o in group if (o.data.data_ptr(), o.data.stride()) == at or _equal(torch, o.data, c.data)),
+                    None,
+                )
                 if found is None:
                     group.append(c)
                 same[c] = found or c
@@ -132,5 +141,4 @@ def dedupe(module: Module) -> None:
 
 def _equal(torch: Any, a: Any, b: Any) -> bool:
     """Bit for bit: 0.0 and -0.0 differ, NaN equals itself."""
-    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return bool(torch.equal(a, b))
+    return bool(torch.equal(raw_bytes(a), raw_bytes(b)))

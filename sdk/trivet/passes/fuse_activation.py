@@ -16,6 +16,7 @@ from trivet.ir.simplify import Code, Simplifier, finish, load, simplify
 if TYPE_CHECKING:
     from trivet.pipeline import Context
 
+_FOUND = (MapOp.gelu, MapOp.gelu_tanh, MapOp.silu, MapOp.mish, MapOp.hard_swish)
 FLOATS = (DType.f32, DType.f64)
 
 
@@ -111,6 +112,9 @@ class _Finder(Simplifier):
         if len(factors) == 1 and _near(c, 1 / 6):
             x = self._relu6_of_shifted(factors[0])
             return None if x is None else self.add(MapOp.hard_sigmoid, dtype, (x,))
+        if len(factors) == 1 and self.code[factors[0]].op in _FOUND:  # what was found inside, and its factors outside
+            direct = factors[0] in args and any(self.number(a) is not None for a in args)
+            return None if direct and not _near(c, 1) else self._times(factors[0], c, dtype)
         if len(factors) != 2:
             return None
         for x, g in (factors, factors[::-1]):

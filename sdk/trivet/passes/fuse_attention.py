@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from trivet.error import Error
 from trivet.fbs.structs import Act, DType, MapOp
 from trivet.ir import ops
-from trivet.ir.dim import Dim, evaluate
+from trivet.ir.dim import INF, evaluate
+from trivet.ir.evaluate import evaluate_node
 from trivet.ir.graph import Const, Module, Node, Value
 from trivet.ir.infer import Sizes
 from trivet.ir.match import Ranges, Term, either, extract, scaled, term
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from trivet.pipeline import Context
 
 FAR = -1e4  # a score below this has no weight beside any ordinary one
+LARGEST = 8192  # largest side of a mask that is computed to see whether it is causal
 _LEAST = -3.5e38  # below every finite f32
 
 
@@ -173,7 +176,7 @@ def _mask(mask: Term, kind: str, scores: Value, n: Node, rw: Rewriter, sizes: Si
 
 
 def _adds_safely(mask: Term, sizes: Sizes) -> bool:
-    if Ranges(sizes, False).of(mask)[0] > _LEAST or Ranges(sizes, True).of(mask)[0] > _LEAST:
+    if any(Ranges(sizes, first, flags=True).of(mask)[0] > _LEAST for first in (False, True)):
         return True
     data = _data(mask)
     return data is not None and bool((data > _LEAST).any(-1).all())
@@ -194,37 +197,49 @@ def _data(mask: Term) -> Any:
 
 
 def _is_causal(mask: Value, scores: Value, sizes: Sizes) -> bool:
-    """A mask of positions that says: not beyond the row's own. Decided on the bytes of a constant, or by computing it for
-    some sizes when it depends on nothing but positions.
+    """A mask that says: not beyond the row's own position. Decided by computing it, at several sizes, when it depends on
+    nothing but constants and positions.
     """
     import torch
 
-    from trivet.ir.evaluate import evaluate_node
-
     if mask.type.rank < 2 or any(d != 1 for d in mask.shape[:-2]) or mask.shape[-2:] != scores.shape[-2:]:
         return False
-    if mask.const is not None:
-        tables = [mask.const.data] if mask.const.data is not None else []
-    elif mask.node is not None and mask.node.op == "map" and not mask.node.inputs:
-        tables = []
-        for size in (5, 7):
-            env = {name: size + i for i, name in enumerate(sorted(sizes.symbols))}
-            if any(isinstance(d, int) and d > 64 for d in mask.shape):
+    for size in (1, 5, INF if _has_table(mask) else 130):  # a table is looked at whole
+        env = sizes.at(size)
+        try:
+            if any(evaluate(d, env) > LARGEST for d in mask.shape):
                 return False
-            if any(evaluate(d, env) > 512 for d in mask.shape if isinstance(d, Dim)):
-                return False
-            tables += evaluate_node(mask.node, [], env)
-    else:
-        return False
-
-    def lower(x: torch.Tensor) -> bool:
+            x = _compute(mask, env)
+        except (Error, KeyError, IndexError, RuntimeError):
+            return False
+        if x is None:
+            return False
         x = x.reshape(x.shape[-2:])
         want = torch.ones(x.shape, dtype=torch.bool).tril()
-        if x.dtype == torch.bool:
-            return bool(torch.equal(x, want))
-        return bool(torch.equal(x == 0, want)) and bool((x[~want] == -math.inf).all())
+        kept = x if x.dtype == torch.bool else x == 0
+        if not torch.equal(kept, want) or (x.dtype != torch.bool and not bool((x[~want] == -math.inf).all())):
+            return False
+        if mask.type.static:
+            break
+    return True
 
-    return bool(tables) and all(lower(x) for x in tables)
+
+def _has_table(v: Value) -> bool:
+    """True when v depends on a constant with several elements."""
+    if v.const is not None or v.node is None:
+        return True
+    return any(_has_table(x) for x in v.node.inputs if x is not None)
+
+
+def _compute(v: Value, env: dict[str, int]) -> Any:
+    """The content of a value made from constants and positions only, else None."""
+    if v.const is not None:
+        return v.const.data
+    n = v.node
+    if n is None or n.op not in ("map", "slice", "reshape", "expand", "permute"):
+        return None
+    inputs = [_compute(x, env) for x in n.inputs if x is not None]
+    return None if any(x is None for x in inputs) else evaluate_node(n, inputs, dict(env))[0]
 
 
 # ---- grouped queries
@@ -242,7 +257,9 @@ def _group(n: Node, rw: Rewriter) -> None:
 def _repeated(x: Value) -> Value | None:
     """[.., G, S, D] when x is reshape(expand(that as [.., G, 1, S, D])): heads repeated in place."""
     outer = x.node
-    expand = outer.inputs[0].node if outer is not None and outer.op == "reshape" and outer.inputs[0] is not None else None
+    expand = (
+        outer.inputs[0].node if outer is not None and outer.op == "reshape" and outer.inputs[0] is not None else None
+    )
     inner = expand.inputs[0] if expand is not None and expand.op == "expand" else None
     if inner is None or inner.node is None or inner.node.op != "reshape" or expand is None:
         return None

@@ -33,7 +33,7 @@ def fuse_elementwise(module: Module, context: Context) -> None:
 def _fuse_graph(graph: Graph, sizes: Sizes) -> None:
     rw = Rewriter(graph)
     for n in graph.nodes:
-        if n.op != "map":
+        if n.op != "map" or rw.gone(n):
             continue
         tried: set[Value] = set()
         while True:
@@ -47,6 +47,7 @@ def _fuse_graph(graph: Graph, sizes: Sizes) -> None:
             if len(inputs) > MAX_INPUTS or len(code) > MAX_CODE or live_registers(code) > MAX_LIVE:
                 continue
             rw.set_map(n, code, inputs, p.loc)
+            rw.prune(v)
             if n.op != "map" or rw.gone(n):
                 break
             tried = {t for t in tried if t in inputs and t is not v}
@@ -112,5 +113,3 @@ def inline(n: Node, v: Value) -> tuple[Code, list[Value]]:
     result = build(n.attrs.code, n.inputs, made, 0)
     code, used = finish(s.code, result, values)
     return simplify(code, used)
-
-

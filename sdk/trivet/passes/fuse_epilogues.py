@@ -117,7 +117,13 @@ class _Epilogue:
         """Takes a constant with one number per channel as the bias of a convolution."""
         channels = self.y.shape[1]
         at = len(z.shape) - (self.y.type.rank - 1)
-        if z.const is None or z.const.data is None or at < 0 or z.shape[at] != channels or z.const.data.numel() != channels:
+        if (
+            z.const is None
+            or z.const.data is None
+            or at < 0
+            or z.shape[at] != channels
+            or z.const.data.numel() != channels
+        ):
             return False
         if z.shape != (channels,):
             c = Const(f"{z.const.name}.flat", z.const.data.reshape(-1))
@@ -193,4 +199,9 @@ def _fits(c: float) -> bool:
 
 def _is_row(z: Value, y: Value) -> bool:
     """True when z has y's last axis and nothing else: a bias of a matmul."""
-    return len(z.shape) >= 1 and z.shape[-1] == y.shape[-1] and all(d == 1 for d in z.shape[:-1]) and z.type.rank <= y.type.rank
+    return (
+        len(z.shape) >= 1
+        and z.shape[-1] == y.shape[-1]
+        and all(d == 1 for d in z.shape[:-1])
+        and z.type.rank <= y.type.rank
+    )

@@ -125,7 +125,13 @@ def _centred(d: Term, reduce: Node, axes: int) -> Value | None:
     if d.op != MapOp.sub:
         return None
     x, mean = d.args[0].value, d.args[1].made_by("reduce")
-    if x is None or mean is None or mean.attrs.kind != ReduceKind.mean or _last_axes(mean) != axes or mean.inputs[0] is not x:
+    if (
+        x is None
+        or mean is None
+        or mean.attrs.kind != ReduceKind.mean
+        or _last_axes(mean) != axes
+        or mean.inputs[0] is not x
+    ):
         return None
     if reduce.attrs.kind == ReduceKind.var:
         return x if reduce.inputs[0] is x and reduce.attrs.correction == 0 else None
@@ -168,13 +174,23 @@ def _parameter(made: Value, rw: Rewriter) -> bool:
         return False
     slot = {MapOp.mul: 1, MapOp.add: 2}.get(p.code[k].op)
     z = p.loaded(p.other(k)) if slot is not None else None
-    if slot is None or z is None or norm.inputs[slot] is not None or norm.inputs[2] is not None or z.dtype != made.dtype:
+    if (
+        slot is None
+        or z is None
+        or norm.inputs[slot] is not None
+        or norm.inputs[2] is not None
+        or z.dtype != made.dtype
+    ):
         return False
     if slot == 2 and norm.attrs.kind == NormKind.rms:
         return False
     axes = norm.attrs.axes
     shape = made.shape[made.type.rank - axes :]
-    if z.type.rank < axes or z.shape[z.type.rank - axes :] != shape or any(d != 1 for d in z.shape[: z.type.rank - axes]):
+    if (
+        z.type.rank < axes
+        or z.shape[z.type.rank - axes :] != shape
+        or any(d != 1 for d in z.shape[: z.type.rank - axes])
+    ):
         return False
     if z.node is not None:  # it may be made behind the norm
         return False

@@ -10,8 +10,10 @@ from trivet.fbs.structs import DType, Op
 from trivet.ir import ops
 from trivet.ir.graph import Const, Graph, Module, Node, Value
 from trivet.ir.types import Type
+from trivet.passes.select_kernels import give_scratch
 from trivet.pipeline import Context
 from trivet.schedule import all_graphs
+from trivet.targets.base import find
 from trivet.targets.cpu_part import attribute_row
 from trivet.writer import attrs_struct, records
 
@@ -25,9 +27,12 @@ def pack_weights(module: Module, ctx: Context) -> None:
     graphs = [g for entry in module.entries.values() for g in all_graphs(entry)]
     for g in graphs:
         work.count(g)
-    for g in graphs:
-        for node in g.nodes:
-            work.node(g, node)
+    targets = find(ctx.target if ctx.target is not None else "cpu")
+    for entry in module.entries.values():
+        for g in all_graphs(entry):
+            for node in g.nodes:
+                if work.node(g, node) and node.tmp:
+                    give_scratch(entry, node, targets)
     ctx.report.note("pack_weights", f"{work.nodes} nodes read {len(work.packed)} packed weights, {work.kept} large ones "
                                     "are read as they are because they have other readers")  # fmt: skip
 
@@ -54,10 +59,11 @@ class _Packer:
             if v.const is not None:
                 self.plain[v.const.data.data_ptr()] = 1
 
-    def node(self, graph: Graph, node: Node) -> None:
+    def node(self, graph: Graph, node: Node) -> bool:
+        """Packs a node's weights; False: it stays as it is."""
         spots = _weights(node)
         if not spots or node.delegate not in ("", "cpu") or node.attrs.packed:
-            return
+            return False
         new = replace(node.attrs, packed=True)
         if node.op == "conv":
             w = node.inputs[1]
@@ -71,16 +77,17 @@ class _Packer:
             if v is None:
                 continue
             if v.const is None or v.dtype != DType.f32 or not native.pack_bytes(op, struct, int(v.dtype), v.shape):  # type: ignore[arg-type]
-                return
+                return False
             data = v.const.data
             if node.op == "matmul" and data.data_ptr() in self.plain and data.numel() * 4 >= BIG:
                 self.kept += 1
-                return
+                return False
             values.append((i, v))
         for i, v in values:
             node.inputs[i] = self._pack(graph, op, struct, v)
         node.attrs = new
         self.nodes += 1
+        return True
 
     def _pack(self, graph: Graph, op: Op, struct: Any, v: Value) -> Value:
         import torch

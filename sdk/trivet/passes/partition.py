@@ -19,7 +19,7 @@ def partition(module: Module, ctx: Context) -> None:
             for node in graph.nodes:
                 if not is_kernel(node):
                     continue
-                refusals = []
+                refusals: list[str] = []
                 for target in targets.all:
                     why = target.refuses(node)
                     if not why:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trivet.fbs.structs import DType
-from trivet.ir.graph import Module, Value
+from trivet.ir.graph import Graph, Module, Node, Value
 from trivet.ir.types import Type
 from trivet.pipeline import Context
 from trivet.schedule import all_graphs, is_kernel
-from trivet.targets.base import find
+from trivet.targets.base import Targets, find
 
 
 def select_kernels(module: Module, ctx: Context) -> None:
@@ -17,14 +17,16 @@ def select_kernels(module: Module, ctx: Context) -> None:
     for entry in module.entries.values():
         for graph in all_graphs(entry):
             for node in graph.nodes:
-                if not is_kernel(node):
-                    continue
-                sizes = targets.named(node.delegate or "cpu").scratch(node)
-                node.tmp = []
-                for n in sizes:
-                    entry.counter += 1
-                    v = Value(f"tmp{entry.counter}", Type(DType.u8, (n,)), node, -1)
-                    node.tmp.append(v)
-                total += len(sizes)
+                if is_kernel(node):
+                    give_scratch(entry, node, targets)
+                    total += len(node.tmp)
     if total:
-        ctx.report.note("select_kernels", f"{total} kernels with scratch")
+        ctx.report.note("select_kernels", f"{total} pieces of scratch")
+
+
+def give_scratch(entry: Graph, node: Node, targets: Targets) -> None:
+    """Sets one node's scratch, anew if it had some."""
+    node.tmp = []
+    for n in targets.named(node.delegate or "cpu").scratch(node):
+        entry.counter += 1
+        node.tmp.append(Value(f"tmp{entry.counter}", Type(DType.u8, (n,)), node, -1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trivet.fbs.structs import ScatterReduce
 from trivet.ir.dim import Dim
 from trivet.ir.graph import Node
 from trivet.ir.ops import OPS
@@ -29,11 +30,14 @@ class Cpu(Target):
 
     def scratch(self, node: Node) -> list[int | Dim]:
         if node.op == "sort":
-            x = node.inputs[0]
-            assert x is not None
-            n = x.shape[node.attrs.axis]
-            return [] if n in (0, 1) else [n * (32 if SIZES[x.dtype] == 8 else 16)]
-        return []
+            size = _sort_scratch(node)
+        elif node.op == "rnn":
+            size = _rnn_scratch(node)
+        elif node.op == "scatter" and node.attrs.reduce == ScatterReduce.mean:
+            size = node.outputs[0].type.count * 4
+        else:
+            return []
+        return [size] if size != 0 else []
 
     def inplace(self, node: Node) -> list[tuple[int, int]]:
         if not node.outputs:
@@ -53,3 +57,31 @@ class Cpu(Target):
         else:
             spots = []
         return [(i, 0) for i in spots if fits(i)]
+
+
+def _sort_scratch(node: Node) -> int | Dim:
+    """As trvk_sort_tmp_bytes in hal/cpu/sort.c, for one lane."""
+    x = node.inputs[0]
+    assert x is not None
+    n = x.shape[node.attrs.axis] if x.shape else 1
+    return 0 if n in (0, 1) else n * (32 if SIZES[x.dtype] == 8 else 16)
+
+
+def _rnn_scratch(node: Node) -> int | Dim:
+    """trvk_rnn_tmp_bytes in hal/cpu/rnn.c; it grows by the same amount for each sequence of the batch."""
+    from trivet import native
+    from trivet.targets.cpu_part import attribute_row
+    from trivet.writer import records
+
+    x, w_hh = node.inputs[0], node.inputs[2]
+    y, c = node.outputs[0], node.outputs[2] if len(node.outputs) > 2 else None
+    assert x is not None and w_hh is not None
+    wide = int(str(y.shape[2]))  # hidden size, or that of the projection
+    proj = len(node.inputs) > 7 and node.inputs[7] is not None
+    hidden = int(str(c.shape[1])) if c is not None else wide
+    struct = records("RnnAttrs", [attribute_row(node.attrs)])
+
+    def at(batch: int) -> int:
+        return native.rnn_tmp_bytes(struct, int(x.dtype), batch, int(str(x.shape[2])), hidden, wide if proj else 0)
+
+    return at(0) + (at(1) - at(0)) * x.shape[1]

@@ -137,7 +137,7 @@ def registers(code: Sequence[ops.Instr], dim: Callable[[int | Dim], int], where:
     for i, instr in enumerate(code):
         if not needed[i]:
             continue
-        a = [at[x] for x in instr.args]
+        operands = [at[x] for x in instr.args]
         for x in sorted(set(instr.args)):
             if last[x] == i:
                 free.append(at[x])
@@ -148,7 +148,7 @@ def registers(code: Sequence[ops.Instr], dim: Callable[[int | Dim], int], where:
             at[i] = count
             count += 1
         row = {"op": int(instr.op), "dtype": int(instr.dtype), "dst": at[i], "value": 0}
-        row |= dict(zip("abc", a, strict=False))
+        row |= dict(zip(("a", "b", "c"), operands, strict=False))
         if instr.op == MapOp.load:
             row["a"] = int(instr.value)
         elif instr.op == MapOp.const_:

@@ -1,0 +1,53 @@
+"""A short run of the fuzzer over the seeds. Longer: compile as here, then `fuzz_open -max_total_time=3600 corpus seeds`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "c"))
+
+from ctools import CORE, CPU, INCLUDES, sh, tool
+
+pytestmark = pytest.mark.xdist_group("c")
+SECONDS = int(os.environ.get("TRIVET_FUZZ_SECONDS", "20"))
+SANITIZE = "fuzzer,address,undefined"
+
+
+@pytest.fixture(scope="module")
+def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    clang = next((c for c in ("clang-14", "clang") if __import__("shutil").which(c)), None) or tool("clang")
+    out = tmp_path_factory.mktemp("fuzz") / "fuzz_open"
+    done = subprocess.run(
+        [clang, "-std=gnu11", "-gline-tables-only", "-O1", "-w", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all",
+         *INCLUDES, HERE / "fuzz_open.c", *CORE, *CPU, "-lm", "-o", out], capture_output=True, text=True)  # fmt: skip
+    if "libclang_rt.fuzzer" in done.stderr:
+        pytest.skip("clang has no libFuzzer here")
+    assert done.returncode == 0, done.stderr[-3000:]
+    return out
+
+
+def test_seeds_and_mutations(fuzzer: Path, tmp_path: Path) -> None:
+    seeds = HERE / "seeds"
+    assert len(list(seeds.glob("*.trv"))) >= 20
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    done = subprocess.run(
+        [fuzzer, f"-max_total_time={SECONDS}", "-timeout=10", "-max_len=8192", "-rss_limit_mb=2048", "-seed=1",
+         f"-artifact_prefix={tmp_path}/", corpus, seeds], capture_output=True, text=True,
+        env={**os.environ, "UBSAN_OPTIONS": "print_stacktrace=1"})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-6000:]
+    runs = int(done.stderr.rsplit("Done ", 1)[1].split()[0])
+    print(f"{runs} mutated files")
+    assert runs > 500
+
+
+def test_seeds_are_current(tmp_path: Path) -> None:
+    """Every seed opens: a change of the format needs new ones (make_seeds.py)."""
+    sh("gcc", "-std=gnu11", *INCLUDES, HERE.parent / "c" / "test_open.c", *CORE, "-o", tmp_path / "test_open")
+    sh(tmp_path / "test_open", *sorted((HERE / "seeds").glob("*.trv")))
