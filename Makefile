@@ -6,7 +6,7 @@ C_FILES := $(wildcard CMakeLists.txt cmake/* hal/*/*.[ch] hal/*/*.def hal/includ
 C_STYLED := $(wildcard hal/*/*.[ch] hal/include/trivet/*.h runtime_c/*/*.[ch] runtime_c/include/trivet/*.h tests/c/*.[ch] \
               tests/fuzz/*.c)
 
-.PHONY: demo test lint format sanitize cross generate clean
+.PHONY: demo test bench lint format generate clean
 
 demo: .venv/ready
 	$(BIN)/python examples/01_hello/hello.py
@@ -26,11 +26,17 @@ test: .venv/ready
 	$(BIN)/python -m pip install -q --no-deps -r tests/e2e/requirements.txt
 	touch $@
 
+# Figures that the README files quote; times mean little on a busy machine, so no test asserts them.
+bench: .venv/ready
+	$(BIN)/python tests/bench.py
+
 lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $(C_STYLED)
+	$(BIN)/python schema/generate.py
+	git diff --exit-code --stat -- schema/gen sdk/trivet/fbs
 
 format: .venv/ready
 	$(BIN)/ruff check --fix .

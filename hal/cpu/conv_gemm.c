@@ -12,6 +12,7 @@ static const float zeros[TRVK_KC];
 
 typedef struct pixel {
   trv_dim at, i[3]; /* offset of the image in x; the window's origin along d, h, w */
+  trv_dim run;      /* how many pixels from this one on lie in one row */
 } pixel;
 
 typedef struct state {
@@ -60,23 +61,32 @@ static inline int inside(const trvk_conv_geo *g, const pixel *p, const trv_dim *
 static void set_pixels(state *s, trv_dim from) {
   const trvk_conv_geo *g = s->g;
   const trvk_phase *p = &s->phase;
-  trv_dim j[3], n = from;
+  const trv_dim out = p->step[2] * g->ys[4], res = p->step[2] * g->rs[4];
+  trv_dim j[3], n = from, m = 0;
   for (int i = 2; i >= 0; i--) {
     j[i] = n % p->count[i];
     n /= p->count[i];
   }
-  for (trv_dim m = 0; m < s->count; m++) {
-    trv_dim o[3];
-    pixel *px = &s->px[m];
+  while (m < s->count) { /* one row of outputs, or what the block has of it */
+    trv_dim o[3], run = p->count[2] - j[2];
+    pixel px;
+    trvk_row row;
     for (int i = 0; i < 3; i++) {
       o[i] = p->first[i] + j[i] * p->step[i];
-      px->i[i] = j[i] * p->move[i] + p->base[i];
+      px.i[i] = j[i] * p->move[i] + p->base[i];
     }
-    px->at = n * g->xs[0] + s->group * g->cg * g->xs[1];
-    s->row[m].out = n * g->ys[0] + o[0] * g->ys[2] + o[1] * g->ys[3] + o[2] * g->ys[4];
-    s->row[m].res = n * g->rs[0] + o[0] * g->rs[2] + o[1] * g->rs[3] + o[2] * g->rs[4];
-    s->row[m].bias2 = 0;
-    if (++j[2] < p->count[2]) continue;
+    px.at = n * g->xs[0] + s->group * g->cg * g->xs[1];
+    row.out = n * g->ys[0] + o[0] * g->ys[2] + o[1] * g->ys[3] + o[2] * g->ys[4];
+    row.res = n * g->rs[0] + o[0] * g->rs[2] + o[1] * g->rs[3] + o[2] * g->rs[4];
+    row.bias2 = 0;
+    if (run > s->count - m) run = s->count - m;
+    for (px.run = run; px.run > 0; px.run--, m++) {
+      s->px[m] = px;
+      s->row[m] = row;
+      px.i[2] += p->move[2];
+      row.out += out;
+      row.res += res;
+    }
     j[2] = 0;
     if (++j[1] < p->count[1]) continue;
     j[1] = 0;
@@ -88,14 +98,26 @@ static void set_pixels(state *s, trv_dim from) {
 
 /* Pointers [tile][tap][row] into the input. */
 static void rows_in_place(state *s) {
+  const trvk_conv_geo *g = s->g;
   const float *x = (const float *)(const void *)s->x + s->c0;
+  const trv_dim move = s->phase.move[2] * g->xs[4];
   for (trv_dim t = 0; t < s->taps; t++) {
-    trv_dim delta[3], at;
+    const float **to = s->ptr + t * s->mr;
+    trv_dim delta[3], at, in_tile = 0;
     tap_at(s, s->tap0 + t, delta);
-    for (trv_dim m = 0; m < s->count; m += s->mr) {
-      const float **to = s->ptr + m * s->taps + t * s->mr;
-      const trv_dim mr = s->count - m < s->mr ? s->count - m : s->mr;
-      for (trv_dim i = 0; i < mr; i++) to[i] = inside(s->g, &s->px[m + i], delta, &at) ? x + at : zeros;
+    for (trv_dim m = 0; m < s->count;) {
+      const pixel *px = &s->px[m];
+      const trv_dim d = px->i[0] + delta[0], h = px->i[1] + delta[1], end = m + px->run;
+      const int outside = d < 0 || d >= g->in[0] || h < 0 || h >= g->in[1];
+      trv_dim w = px->i[2] + delta[2];
+      at = px->at + d * g->xs[2] + h * g->xs[3] + w * g->xs[4];
+      for (; m < end; m++, w += s->phase.move[2], at += move) {
+        *to++ = outside || w < 0 || w >= g->in[2] ? zeros : x + at;
+        if (++in_tile == s->mr) {
+          in_tile = 0;
+          to += (s->taps - 1) * s->mr;
+        }
+      }
     }
   }
 }
@@ -106,38 +128,45 @@ static void rows_in_pieces(state *s) {
   const trvk_conv_geo *g = s->g;
   const trvk_phase *p = &s->phase;
   const trv_dim kw = g->kernel[2], cg = g->cg, per_row = s->planes ? cg : 1, kc = s->planes ? kw : kw * cg;
-  const trv_dim rows = g->kernel[0] * g->kernel[1];
-  for (trv_dim m = 0, tile = 0; m < s->count; m++) {
-    const pixel *px = &s->px[m];
-    const trv_dim w0 = px->i[2];
-    if (m - tile == s->mr) tile = m;
-    const int inner = w0 >= 0 && w0 + (kw - 1) * p->reach[2] < g->in[2];
-    const float **to = s->ptr + tile * s->pieces + (m - tile);
-    float *copy = s->gather + m * kw * cg * rows;
-    trv_dim d = px->i[0], h = px->i[1], kh = 0;
-    for (trv_dim k = 0; k < rows; k++) {
-      const int outside = d < 0 || d >= g->in[0] || h < 0 || h >= g->in[1];
-      const trv_dim at = px->at + d * g->xs[2] + h * g->xs[3] + w0 * g->xs[4];
-      const float *x = (const float *)(const void *)s->x;
-      for (trv_dim c = 0; c < per_row; c++, to += s->mr, copy += kc) {
-        if (outside) {
-          *to = zeros;
-        } else if (inner) {
-          *to = x + at + c * g->xs[1];
-        } else {
-          for (trv_dim i = 0; i < kc; i++) {
-            const trv_dim w = w0 + (s->planes ? i : i / cg) * p->reach[2];
-            copy[i] = w >= 0 && w < g->in[2] ? x[at + c * g->xs[1] + i] : 0.0f;
+  const trv_dim rows = g->kernel[0] * g->kernel[1], k_all = rows * kw * cg, last = g->in[2] - 1 - (kw - 1) * p->reach[2];
+  const trv_dim move = p->move[2] * g->xs[4];
+  trv_dim kd = 0, kh = 0;
+  for (trv_dim k = 0; k < rows; k++) {
+    for (trv_dim c = 0; c < per_row; c++) {
+      const trv_dim piece = k * per_row + c;
+      const float **to = s->ptr + piece * s->mr;
+      trv_dim in_tile = 0;
+      for (trv_dim m = 0; m < s->count;) {
+        const pixel *px = &s->px[m];
+        const trv_dim d = px->i[0] + kd * p->reach[0], h = px->i[1] + kh * p->reach[1];
+        const int outside = d < 0 || d >= g->in[0] || h < 0 || h >= g->in[1];
+        const trv_dim end = m + px->run;
+        const float *x = (const float *)(const void *)s->x;
+        trv_dim w0 = px->i[2], at = px->at + d * g->xs[2] + h * g->xs[3] + w0 * g->xs[4] + c * g->xs[1];
+        for (; m < end; m++, w0 += p->move[2], at += move) {
+          if (outside) {
+            *to = zeros;
+          } else if (w0 >= 0 && w0 <= last) {
+            *to = x + at;
+          } else {
+            float *copy = s->gather + m * k_all + piece * kc;
+            for (trv_dim i = 0; i < kc; i++) {
+              const trv_dim w = w0 + (s->planes ? i : i / cg) * p->reach[2];
+              copy[i] = w >= 0 && w < g->in[2] ? x[at + i] : 0.0f;
+            }
+            *to = copy;
           }
-          *to = copy;
+          to++;
+          if (++in_tile == s->mr) {
+            in_tile = 0;
+            to += (s->pieces - 1) * s->mr;
+          }
         }
       }
-      h += p->reach[1];
-      if (++kh == g->kernel[1]) {
-        kh = 0;
-        h = px->i[1];
-        d += p->reach[0];
-      }
+    }
+    if (++kh == g->kernel[1]) {
+      kh = 0;
+      kd++;
     }
   }
 }

@@ -6,7 +6,22 @@ void trvk_pack_panels(float *dst, const uint8_t *src, uint32_t dtype, trv_dim k_
   for (trv_dim p = 0; p < panels; p++, dst += k * TRVK_PANEL) {
     const trv_dim c0 = p * TRVK_PANEL, left = n - c0, cols = left < TRVK_PANEL ? left : TRVK_PANEL;
     if (cols < TRVK_PANEL) memset(dst, 0, (size_t)k * TRVK_PANEL * sizeof *dst);
-    if (k_stride == 1 && n_stride != 1) { /* read along K, a few rows of B at once */
+    if (k_stride == 1 && n_stride != 1 && dtype == TRV_DTYPE_F32) { /* transposes, four rows of B at once */
+      const float *from = (const float *)(const void *)src + c0 * n_stride;
+      trv_dim c = 0;
+      for (; c + 4 <= cols; c += 4) {
+        const float *r0 = from + c * n_stride, *r1 = r0 + n_stride, *r2 = r1 + n_stride, *r3 = r2 + n_stride;
+        float *to = dst + c;
+        for (trv_dim i = 0; i < k; i++, to += TRVK_PANEL) {
+          to[0] = r0[i];
+          to[1] = r1[i];
+          to[2] = r2[i];
+          to[3] = r3[i];
+        }
+      }
+      for (; c < cols; c++)
+        for (trv_dim i = 0; i < k; i++) dst[i * TRVK_PANEL + c] = from[c * n_stride + i];
+    } else if (k_stride == 1 && n_stride != 1) {
       float row[64];
       for (trv_dim c = 0; c < cols; c++)
         for (trv_dim k0 = 0; k0 < k; k0 += 64) {

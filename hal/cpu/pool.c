@@ -1,5 +1,6 @@
 /* pool.c - max and average pooling, windowed and adaptive, in 1 to 3 dimensions. Lanes run along channels when these are
- * innermost, along w when many outputs lie there, else one output at a time. */
+ * innermost, along w when many outputs lie there, else one output at a time. Compiled once more per instruction set with
+ * TRVK_POOL, the kernel's name, by pool_<isa>.c. */
 #include "pool.h"
 
 static void load_int(int64_t *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n) {
@@ -28,7 +29,7 @@ static void store_int(uint8_t *dst, uint32_t dtype, trv_dim stride, const int64_
   }
 }
 
-trvk_span trvk_pool_span(const trvk_pool *p, int axis, trv_dim o) {
+static trvk_span pool_span(const trvk_pool *p, int axis, trv_dim o) {
   trvk_span s;
   const trv_dim in = p->in[axis];
   if (p->adaptive) {
@@ -39,8 +40,8 @@ trvk_span trvk_pool_span(const trvk_pool *p, int axis, trv_dim o) {
     return s;
   }
   const trv_dim start = o * p->stride[axis] - p->pad[axis], dil = p->dilation[axis], k = p->kernel[axis];
-  const trv_dim k0 = start < 0 ? (-start + dil - 1) / dil : 0;
-  trv_dim k1 = start >= in ? 0 : (in - 1 - start) / dil + 1;
+  const trv_dim k0 = start >= 0 ? 0 : dil == 1 ? -start : (-start + dil - 1) / dil;
+  trv_dim k1 = start >= in ? 0 : dil == 1 ? in - start : (in - 1 - start) / dil + 1;
   if (k1 > k) k1 = k;
   s.first = start + k0 * dil;
   s.n = k1 > k0 ? k1 - k0 : 0;
@@ -118,6 +119,8 @@ static const char *make(const trvk_call *call, trvk_pool *p, int64_t *expected, 
   return NULL;
 }
 
+#ifndef TRVK_POOL
+#define TRVK_POOL trvk_pool__ref
 const char *trvk_pool_check(const trvk_call *call, int64_t *expected, int64_t *got) {
   const trvf_pool_attrs *a = call->attrs;
   const trv_tensor *x = &call->in[0], *y = &call->out[0];
@@ -149,10 +152,12 @@ uint32_t trvk_pool_tiles(const trvk_call *call, uint32_t workers) {
   return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, trvk_count(&call->out[0]), workers);
 }
 
+#endif
+
 /* Divides the sums by the number of cells that torch counts. */
 static double cells(const trvk_pool *p, const trvk_pool_at *at, trv_dim lane) {
-  const trvk_span d = trvk_pool_span(p, 0, at->d), h = trvk_pool_span(p, 1, at->h);
-  const trvk_span w = trvk_pool_span(p, 2, at->w + (p->wide ? lane : 0));
+  const trvk_span d = pool_span(p, 0, at->d), h = pool_span(p, 1, at->h);
+  const trvk_span w = pool_span(p, 2, at->w + (p->wide ? lane : 0));
   if (p->divisor != 0) return (double)p->divisor;
   return p->include_pad || p->adaptive ? (double)d.full * (double)h.full * (double)w.full
                                        : (double)d.n * (double)h.n * (double)w.n;
@@ -198,7 +203,7 @@ static void lanes(const trvk_call *call, const trvk_pool *p, const trvk_pool_at 
   }
 }
 
-void trvk_pool__ref(const trvk_call *call, uint32_t tile) {
+void TRVK_POOL(const trvk_call *call, uint32_t tile) {
   trvk_pool p;
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0) return;

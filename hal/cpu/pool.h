@@ -24,6 +24,4 @@ typedef struct trvk_span {
 typedef struct trvk_pool_at {
   trv_dim n, c, d, h, w, lanes;
 } trvk_pool_at;
-
-trvk_span trvk_pool_span(const trvk_pool *p, int axis, trv_dim o);
 #endif

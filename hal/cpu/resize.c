@@ -122,48 +122,54 @@ static void neighbours(const plan *p, const trvf_resize_attrs *a, int axis, trv_
   for (int k = 0; k < 4; k++) t->at[k] = trvk_index(base + (double)(k - 1), in);
 }
 
+#define COLUMNS 32 /* outputs along w whose neighbours are found once for all rows */
+
+static void pixel(const plan *p, const trvf_resize_attrs *a, const uint8_t *x, uint8_t *y,
+                  const axis_taps *td, const axis_taps *th, const axis_taps *tw) {
+  if (a->mode < TRV_RESIZE_MODE_LINEAR) {
+    const trv_dim at = td->at[0] * p->xs[2] + th->at[0] * p->xs[3] + tw->at[0] * p->xs[4];
+    trvk_sample_copy(trvk_at(x, p->dtype, at), p->xs[1], y, p->ys[1], p->c, trv_dtype_size(p->dtype));
+    return;
+  }
+  trvk_taps64 t;
+  trvk_taps32 f;
+  trv_dim n = 0;
+  for (int i = 0; i < td->count; i++)
+    for (int j = 0; j < th->count; j++) {
+      const double weight = td->weight[i] * th->weight[j];
+      const trv_dim at = td->at[i] * p->xs[2] + th->at[j] * p->xs[3];
+      for (int k = 0; k < tw->count; k++, n++) {
+        t.at[n] = f.at[n] = at + tw->at[k] * p->xs[4];
+        t.weight[n] = weight * tw->weight[k];
+        f.weight[n] = (float)t.weight[n];
+      }
+    }
+  t.count = f.count = n;
+  if (p->wide) trvk_sample64(&t, x, p->xs[1], y, p->ys[1], p->c);
+  else trvk_sample32(&f, x, p->xs[1], y, p->ys[1], p->c, p->dtype);
+}
+
 void trvk_resize__ref(const trvk_call *call, uint32_t tile) {
   const trvf_resize_attrs *a = call->attrs;
   plan p;
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0) return;
   (void)make(call, &p, &e, &g);
-  const size_t size = trv_dtype_size(p.dtype);
   trv_dim begin, end;
   trvk_split(p.n * p.out[0] * p.out[1], call->tiles, tile, &begin, &end);
-  for (trv_dim u = begin; u < end; u++) {
-    const trv_dim h = u % p.out[1], d = u / p.out[1] % p.out[0], n = u / p.out[1] / p.out[0];
-    axis_taps td, th, tw;
-    neighbours(&p, a, 0, d, &td);
-    neighbours(&p, a, 1, h, &th);
-    const uint8_t *x = trvk_at(call->in[0].data, p.dtype, n * p.xs[0]);
-    for (trv_dim w = 0; w < p.out[2]; w++) {
-      uint8_t *y = trvk_at(call->out[0].data, p.dtype, n * p.ys[0] + d * p.ys[2] + h * p.ys[3] + w * p.ys[4]);
-      neighbours(&p, a, 2, w, &tw);
-      if (a->mode < TRV_RESIZE_MODE_LINEAR) {
-        const trv_dim at = td.at[0] * p.xs[2] + th.at[0] * p.xs[3] + tw.at[0] * p.xs[4];
-        trvk_sample_copy(trvk_at(x, p.dtype, at), p.xs[1], y, p.ys[1], p.c, size);
-        continue;
+  for (trv_dim w0 = 0; w0 < p.out[2]; w0 += COLUMNS) {
+    axis_taps td, th, tw[COLUMNS];
+    const trv_dim w1 = p.out[2] - w0 < COLUMNS ? p.out[2] : w0 + COLUMNS;
+    for (trv_dim w = w0; w < w1; w++) neighbours(&p, a, 2, w, &tw[w - w0]);
+    for (trv_dim u = begin; u < end; u++) {
+      const trv_dim h = u % p.out[1], d = u / p.out[1] % p.out[0], n = u / p.out[1] / p.out[0];
+      neighbours(&p, a, 0, d, &td);
+      neighbours(&p, a, 1, h, &th);
+      const uint8_t *x = trvk_at(call->in[0].data, p.dtype, n * p.xs[0]);
+      for (trv_dim w = w0; w < w1; w++) {
+        const trv_dim to = n * p.ys[0] + d * p.ys[2] + h * p.ys[3] + w * p.ys[4];
+        pixel(&p, a, x, trvk_at(call->out[0].data, p.dtype, to), &td, &th, &tw[w - w0]);
       }
-      trvk_taps64 t;
-      trvk_taps32 f;
-      t.count = 0;
-      for (int i = 0; i < td.count; i++)
-        for (int j = 0; j < th.count; j++)
-          for (int k = 0; k < tw.count; k++, t.count++) {
-            t.at[t.count] = td.at[i] * p.xs[2] + th.at[j] * p.xs[3] + tw.at[k] * p.xs[4];
-            t.weight[t.count] = td.weight[i] * th.weight[j] * tw.weight[k];
-          }
-      if (p.wide) {
-        trvk_sample64(&t, x, p.xs[1], y, p.ys[1], p.c);
-        continue;
-      }
-      f.count = t.count;
-      for (trv_dim i = 0; i < t.count; i++) {
-        f.at[i] = t.at[i];
-        f.weight[i] = (float)t.weight[i];
-      }
-      trvk_sample32(&f, x, p.xs[1], y, p.ys[1], p.c, p.dtype);
     }
   }
 }

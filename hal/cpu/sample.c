@@ -6,6 +6,14 @@
 void trvk_sample32(const trvk_taps32 *t, const uint8_t *x, trv_dim x_step, uint8_t *y, trv_dim y_step, trv_dim channels,
                    uint32_t dtype) {
   float sum[LANES], buffer[LANES];
+  if (dtype == TRV_DTYPE_F32 && x_step == 1 && y_step == 1 && t->count == 4) { /* bilinear, channels innermost */
+    const float *const from = (const float *)(const void *)x;
+    const float *const a = from + t->at[0], *const b = from + t->at[1], *const c = from + t->at[2], *const d = from + t->at[3];
+    const float wa = t->weight[0], wb = t->weight[1], wc = t->weight[2], wd = t->weight[3];
+    float *const to = (float *)(void *)y;
+    TRVK_IVDEP for (trv_dim i = 0; i < channels; i++) to[i] = (wa * a[i] + wb * b[i]) + (wc * c[i] + wd * d[i]);
+    return;
+  }
   for (trv_dim c = 0; c < channels; c += LANES) {
     const trv_dim n = channels - c < LANES ? channels - c : LANES;
     for (trv_dim i = 0; i < n; i++) sum[i] = 0.0f;

@@ -102,10 +102,21 @@ TRVV_INLINE trvv trvv_max(trvv a, trvv b) { return TRVV_MAX(a, b); }
 
 /* Sum of the lanes, in a tree. */
 TRVV_INLINE float trvv_sum(trvv v) {
+#if defined(__GNUC__) && defined(__SSE3__) && TRVV_N >= 8
+#if TRVV_N == 16
+  const __m256 y = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+  const __m256 y = (__m256)v;
+#endif
+  __m128 x = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+  x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+  return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+#else
   float s[TRVV_N];
   trvv_store(s, v);
-  for (int w = TRVV_N / 2; w > 0; w /= 2)
-    for (int i = 0; i < w; i++) s[i] += s[i + w];
+  TRVV_UNROLL for (int w = TRVV_N / 2; w > 0; w /= 2)
+    TRVV_UNROLL for (int i = 0; i < w; i++) s[i] += s[i + w];
   return s[0];
+#endif
 }
 #endif

@@ -9,22 +9,21 @@ void trvi_diag_clear(trv_diag* diag) {
 #define ROW(name, status, text) status text "\0"
 #define BARE(name, status, text) status "\0"
 
-/* All faults one after another: a status digit, a text, a NUL. */
-static const char* text_of(int fault) {
+/* Text n of texts that lie one after another, each ended by a NUL. */
+static const char* text_at(const char* texts, int n) {
+  while (n-- > 0)
+    while (*texts++) {
+    }
+  return texts;
+}
+
+trv_status trvi_fail_at(trv_diag* diag, int fault, uint32_t value, trv_dim expected, trv_dim got) {
 #ifdef TRV_NO_TEXT
   static const char texts[] = TRVI_FAULTS(BARE);
 #else
   static const char texts[] = TRVI_FAULTS(ROW);
 #endif
-  const char* at = texts;
-  while (--fault > 0)
-    while (*at++) {
-    }
-  return at;
-}
-
-trv_status trvi_fail_at(trv_diag* diag, int fault, uint32_t value, trv_dim expected, trv_dim got) {
-  const char* text = text_of(fault);
+  const char* text = text_at(texts, fault - 1);
   const trv_status status = '0' - *text;
   if (diag) {
     trvi_diag_clear(diag);
@@ -46,9 +45,9 @@ trv_status trvi_fail_of(trv_diag* diag, int fault, uint32_t value) {
 trv_status trvi_fail(trv_diag* diag, int fault) { return trvi_fail_of(diag, fault, TRV_NONE); }
 
 const char* trv_status_text(trv_status status) {
-  static const char names[][12] = {"state",  "device",   "unsupported", "memory", "version",
-                                   "format", "argument", "ok",          "pending"};
-  return status >= TRV_STATE && status <= TRV_PENDING ? names[status - TRV_STATE] : "unknown";
+  static const char names[] =
+      "state\0device\0unsupported\0memory\0version\0format\0argument\0ok\0pending\0unknown";
+  return text_at(names, status >= TRV_STATE && status <= TRV_PENDING ? status - TRV_STATE : 9);
 }
 
 /* A text cut to the size of its buffer that still counts its whole length. */

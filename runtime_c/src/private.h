@@ -141,6 +141,7 @@ struct trv_session {
   const trv_program* program;
   trv_buf* regions;
   trv_dim* dims;
+  trv_dim* seen;       /* where sizes depend on data: dims as they were proved last, else NULL */
   trvi_slot* slots;    /* inputs, then outputs */
   trv_tensor* tensors; /* of the slots */
   trvi_step* steps;
@@ -149,13 +150,12 @@ struct trv_session {
   uint32_t* order;    /* with TRV_SESSION_REPLAN: storages by rank */
   uint32_t* placed;   /* with TRV_SESSION_REPLAN: room for the packer */
   uint32_t flags, dirty, max_steps;
-  uint8_t has_data, open;
   trv_diag diag;
 };
 
 /* shape.c: evaluates the dimension table. saturate: for sizes at the bound (data rows at their
- * maximum, no range checks). *out_changed: whether a row differs from before. */
-trv_status trvi_dims_evaluate(trv_session* s, int saturate, int* out_changed);
+ * maximum, no range checks). */
+trv_status trvi_dims_evaluate(trv_session* s, int saturate);
 /* Proves that every value lies in its storage, and slots are dense, for the present sizes.
  * *out_short: ARGUMENT where a buffer that the caller bound to an output is too small, which is no
  * hindrance before the run. */

@@ -33,7 +33,6 @@ void trvi_replan_init(trv_session* s) {
   for (uint32_t i = 0; i < n; i++) {
     s->order[i] = i;
     s->places[i].offset = s->plan.storages[i].offset;
-    s->places[i].size = 0;
   }
   while (gap < n / 3) gap = 3 * gap + 1;
   for (; gap > 0; gap /= 3) {

@@ -24,16 +24,20 @@ static trv_session* take_arrays(room* r, const trvi_plan* p, uint32_t flags) {
   trv_session* out = s ? s : &local;
   const uint32_t slots = p->input_count + p->output_count;
   const int replan = (flags & TRV_SESSION_REPLAN) != 0;
+  int data = 0;
+  for (uint32_t i = 0; i < p->dim_count; i++) data |= p->dims[i].op == TRV_DIM_OP_DATA;
   out->regions = take(r, p->region_count, sizeof(trv_buf), 8);
   out->slots = take(r, slots, sizeof(trvi_slot), 8);
   out->tensors = take(r, slots, sizeof(trv_tensor), 8);
   out->dims = take(r, p->dim_count, sizeof(trv_dim), 8);
+  out->seen = take(r, data ? p->dim_count : 0, sizeof(trv_dim), 8);
   out->steps = take(r, p->step_count, sizeof(trvi_step), 8);
   out->places = take(r, replan ? p->storage_count : 0, sizeof(trvi_place), 8);
   out->needs = take(r, replan ? p->region_count : 0, sizeof(size_t), 8);
   out->order = take(r, replan ? p->storage_count : 0, sizeof(uint32_t), 4);
   out->placed = take(r, replan ? p->storage_count : 0, sizeof(uint32_t), 4);
   if (!replan) out->places = NULL;
+  if (!data) out->seen = NULL;
   return s;
 }
 
@@ -77,6 +81,7 @@ static trv_status choose(const trv_session_desc* desc, trv_fb* fb, const trvi_pl
       if (part.segment >= 0) {
         const trv_status bad = trvi_segment(desc->program, (uint32_t)part.segment, &part.data, d);
         if (bad) return bad;
+        if ((uintptr_t)part.data.data & 15) return trvi_fail(d, TRVI_PART);
       }
       const trv_part_desc pd = {sizeof(pd),   part.format,      part.data,         part.inputs,
                                 part.outputs, part.input_count, part.output_count, view};
@@ -301,7 +306,6 @@ trv_status trv_session_init(const trv_session_desc* desc, void* mem, size_t size
   s->program = desc->program;
   s->flags = desc->flags;
   s->max_steps = desc->size >= sizeof(*desc) ? desc->max_steps : 0;
-  for (uint32_t i = 0; i < p->dim_count; i++) s->has_data |= p->dims[i].op == TRV_DIM_OP_DATA;
   if (s->places) trvi_replan_init(s);
   s->view = plan_view(p);
   s->view.regions = s->regions;
@@ -472,18 +476,17 @@ trv_status trv_session_bind_region(trv_session* sess, uint32_t i, trv_buf buf) {
  * ----------------------------------------------------------------------------------------------------------
  */
 static trv_status plan_shapes(trv_session* s) {
-  int changed;
   uint32_t missing = 0;
   trv_status st = TRV_OK;
   if (!inputs_known(s, &missing)) return trvi_fail_of(&s->diag, TRVI_UNBOUND, missing);
-  if (s->has_data) {
+  if (s->seen) {
     /* sizes for the packer come first: data rows at their bound, then back to the least */
-    if (s->places) st = trvi_dims_evaluate(s, 1, &changed);
+    if (s->places) st = trvi_dims_evaluate(s, 1);
     if (!st && s->places) st = trvi_replan(s);
     for (uint32_t i = 0; i < s->plan.dim_count; i++)
       if (s->plan.dims[i].op == TRV_DIM_OP_DATA) s->dims[i] = (trv_dim)s->plan.dims[i].min;
   }
-  return st ? st : trvi_dims_evaluate(s, 0, &changed);
+  return st ? st : trvi_dims_evaluate(s, 0);
 }
 
 trv_status trv_session_plan(trv_session* sess) {
@@ -493,9 +496,9 @@ trv_status trv_session_plan(trv_session* sess) {
   if (!s->dirty) return TRV_OK;
   trvi_diag_clear(&s->diag);
   /* with data-dependent sizes the packer needs the bound again whenever it may run */
-  if (s->has_data && s->places) s->dirty |= TRVI_DIRTY_SHAPES;
+  if (s->seen && s->places) s->dirty |= TRVI_DIRTY_SHAPES;
   if (s->dirty & TRVI_DIRTY_SHAPES) st = plan_shapes(s);
-  if (!st && s->places && !s->has_data) st = trvi_replan(s);
+  if (!st && s->places && !s->seen) st = trvi_replan(s);
   if (st) return st;
   for (uint32_t i = 0; s->places && i < s->plan.region_count; i++) {
     if (s->needs[i] == 0) continue;
@@ -507,6 +510,7 @@ trv_status trv_session_plan(trv_session* sess) {
   trv_status too_short;
   st = trvi_extents_check(s, &too_short);
   if (st) return st;
+  if (s->seen) memcpy(s->seen, s->dims, s->plan.dim_count * sizeof(*s->dims));
   trvi_tensors_refresh(s);
   if (s->dirty & TRVI_DIRTY_SHAPES) s->run.shape_epoch++;
   s->run.epoch++;

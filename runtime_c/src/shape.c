@@ -82,9 +82,8 @@ static trv_status out_of_range(trv_session* s, uint32_t row, trv_dim got) {
   return TRV_ARGUMENT;
 }
 
-trv_status trvi_dims_evaluate(trv_session* s, int saturate, int* out_changed) {
+trv_status trvi_dims_evaluate(trv_session* s, int saturate) {
   const trvi_plan* p = &s->plan;
-  *out_changed = 0;
   for (uint32_t i = 0; i < p->dim_count; i++) {
     const trvf_dim* r = &p->dims[i];
     trv_dim v = s->dims[i]; /* a data row keeps what a kernel has written */
@@ -99,7 +98,6 @@ trv_status trvi_dims_evaluate(trv_session* s, int saturate, int* out_changed) {
       v = PTRDIFF_MAX;
     }
     if (!saturate && (v < r->min || v > r->max)) return out_of_range(s, i, v);
-    *out_changed |= s->dims[i] != v;
     s->dims[i] = v;
   }
   if (saturate) return TRV_OK;

@@ -41,13 +41,13 @@ static trv_status follow(trv_session* s, flight* f, const trv_bound_device* on, 
 
 /* Sizes that a part has written: derived rows, extents, outputs. */
 static trv_status data_sizes(trv_session* s) {
-  int changed;
-  trv_status too_short = TRV_OK, st = trvi_dims_evaluate(s, 0, &changed);
-  /* the written rows themselves are in the table already, so what depends on them may differ
-   * without a sign */
+  const size_t bytes = s->plan.dim_count * sizeof(*s->dims);
+  if (memcmp(s->seen, s->dims, bytes) == 0) return TRV_OK;
+  trv_status too_short = TRV_OK, st = trvi_dims_evaluate(s, 0);
   if (!st) st = trvi_extents_check(s, &too_short);
   if (!st) st = too_short;
   if (st) return st;
+  memcpy(s->seen, s->dims, bytes);
   trvi_tensors_refresh(s);
   s->run.epoch++;
   s->run.shape_epoch++;
@@ -63,7 +63,7 @@ static trv_status run_step(trv_session* s, flight* f, uint32_t step) {
   if (st) return device_failed(s, t->on, st, step);
   f->on = t->on;
   f->point = point;
-  if (!s->has_data) return TRV_OK;
+  if (!s->seen) return TRV_OK;
   st = settle(s, f, step);
   if (!st) st = data_sizes(s);
   if (st) {

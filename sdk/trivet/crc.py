@@ -55,7 +55,7 @@ def _power(k: int) -> U32:
 @cache
 def _zeros(n: int) -> U32:
     """Operator of n zero bytes."""
-    op = (np.uint32(1) << np.arange(32, dtype=np.uint32)).astype(np.uint32)
+    op: U32 = (np.uint32(1) << np.arange(32, dtype=np.uint32)).astype(np.uint32)
     for k in range(n.bit_length()):
         if n >> k & 1:
             op = _apply(_power(k), op)

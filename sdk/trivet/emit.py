@@ -150,9 +150,13 @@ class _Entry:
         kinds = {s.kind for s in plan.storages}
         where: dict[RegionKind, int] = {}
         if RegionKind.const_ in kinds and shared.pool.size:
-            where[RegionKind.const_] = region(RegionKind.const_, CONST_ID, shared.pool.size, segment=shared.const_segment)
+            where[RegionKind.const_] = region(
+                RegionKind.const_, CONST_ID, shared.pool.size, segment=shared.const_segment
+            )
         if RegionKind.state in kinds:
-            where[RegionKind.state] = region(RegionKind.state, STATE_ID, shared.state_size, segment=shared.state_segment)
+            where[RegionKind.state] = region(
+                RegionKind.state, STATE_ID, shared.state_size, segment=shared.state_segment
+            )
         arenas = {}
         if kinds & {RegionKind.arena, RegionKind.io} or not self.regions:
             for memory, size in plan.arena.items():

@@ -42,6 +42,7 @@ class Options:
     dump_after: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     verify: bool = True
+    memories: tuple[Any, ...] = ()  # trivet.targets.Memory with budgets, fastest first; (): those of the target
     fold_limit: int = 64 << 20  # bytes that a folded constant may have beyond its operands
 
 

@@ -230,7 +230,9 @@ class _Problem:
         if len(self.live) > 80 or not self.plain:
             return False, None
         starts = sorted({self.items[i].first for i in self.live})
-        when = {i: [k for k, t in enumerate(starts) if self.items[i].first <= t <= self.items[i].last] for i in self.live}
+        when = {
+            i: [k for k, t in enumerate(starts) if self.items[i].first <= t <= self.items[i].last] for i in self.live
+        }
         waiting = [0] * len(starts)  # bytes still to be placed, by time
         for i in self.live:
             for k in when[i]:

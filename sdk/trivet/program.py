@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 from trivet.error import Error
 from trivet.fbs.structs import RegionKind
 from trivet.reader import EntryView, FileView
-from trivet.writer import ProgramSpec, write, write_file
+from trivet.writer import ProgramSpec, write_file, write_memory
 
 
 class Program:
@@ -33,7 +32,10 @@ class Program:
         """A program from a file or its bytes, for inspection. trivet.load runs it and verifies it."""
         data = _aligned(source if isinstance(source, bytes) else Path(source).read_bytes())
         if bytes(data[4:8]) != b"TRV1":
-            raise Error("this is no trivet program: its identifier is not TRV1", node="" if isinstance(source, bytes) else str(source))
+            raise Error(
+                "this is no trivet program: its identifier is not TRV1",
+                node="" if isinstance(source, bytes) else str(source),
+            )
         return Program(None, data)
 
     @property
@@ -44,9 +46,7 @@ class Program:
         """The whole file, read-only, aligned for running in place; made once."""
         if self._data is None:
             assert self._spec is not None
-            out = io.BytesIO()
-            write(self._spec, out)
-            self._data = _aligned(out.getbuffer())
+            self._data = write_memory(self._spec)
         return self._data  # type: ignore[no-any-return]
 
     def __bytes__(self) -> bytes:
@@ -59,7 +59,9 @@ class Program:
             self._view = FileView(self.to_bytes())
         return self._view
 
-    def save(self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None, debug: bool = True) -> Path:
+    def save(
+        self, path: str | os.PathLike[str], *, weights: str | os.PathLike[str] | None = None, debug: bool = True
+    ) -> Path:
         """Writes the program.
 
         Args:
@@ -106,7 +108,14 @@ class Program:
         for e in s["entries"]:
             lines += _entry_lines(e)
         if self.report is not None:
-            for name in ("partition", "assign_layout", "select_kernels", "pack_weights", "order_nodes", "assign_storage"):
+            for name in (
+                "partition",
+                "assign_layout",
+                "select_kernels",
+                "pack_weights",
+                "order_nodes",
+                "assign_storage",
+            ):
                 lines += [f"  {name}: {text}" for text in self.report.notes.get(name, ())]
         return "\n".join(lines)
 

@@ -23,6 +23,7 @@ from trivet.views import Window, apply, disjoint, invert, memory_order, same_str
 Edge = tuple[Any, ...]  # ("view", node) ("unview", node) ("window", axis, start) ("same",) ("alias",)
 SAME: Edge = ("same",)
 ALIAS: Edge = ("alias",)
+FEW = 16  # channels that a convolution writes apart as fast as side by side
 ANY_LAYOUT = ("map", "copy")  # ops that are as fast with one memory order as with another
 
 
@@ -395,7 +396,9 @@ class Forest:
     def mark_strict(self, nodes: Iterable[Node]) -> None:
         """Marks cells whose memory order matters to a kernel."""
         for n in nodes:
-            if n.op not in ANY_LAYOUT:
-                for v in [*n.inputs, *n.outputs]:
-                    if v is not None:
-                        self.cell[v].strict = True
+            if n.op in ANY_LAYOUT:
+                continue
+            few = n.op == "conv" and isinstance(n.outputs[0].shape[1], int) and n.outputs[0].shape[1] <= FEW
+            for v in [*n.inputs, *(() if few else n.outputs)]:
+                if v is not None:
+                    self.cell[v].strict = True

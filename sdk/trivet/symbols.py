@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from functools import cache
 from math import gcd
 from typing import Any
 
@@ -138,13 +139,24 @@ def _cancel(num: int | Dim, den: int) -> tuple[int | Dim, int]:
     return (floor_div(num, g) if g > 1 else num), den // g
 
 
+@cache
 def _fraction(x: float) -> Fraction:
-    """The simple fraction that a scale factor stands for: floor(10 * 2.3) is 23 in floating point, so 2.3 means 23/10."""
+    """The simple fraction that a scale factor stands for, if int(n * x) in floating point is floor(n * fraction) for all n.
+
+    2.3 has none: 10 * 2.3 is 23.0 in floating point, but 50 * 2.3 is 114.99999999999999.
+    """
+    import numpy as np
+
+    n = np.arange(1 << 16, dtype=np.int64)
+    product = n.astype(np.float64) * x
     for limit in (1000, 1 << 16, 1 << 24):
         f = Fraction(x).limit_denominator(limit)
         if float(f) == x:
-            return f
-    raise Error(f"the scale {x!r} of a dynamic size is no simple fraction", remedy="use a scale such as 1.5 or 2")
+            quotient, rest = np.divmod(n * f.numerator, f.denominator)
+            if (np.floor(product) == quotient).all() and (np.ceil(product) == quotient + (rest > 0)).all():
+                return f
+    raise Error(f"the scale {x!r} of a dynamic size rounds irregularly in floating point",
+                remedy="use a scale such as 1.5 or 2, give the size in place of the scale, or fix the dimension")  # fmt: skip
 
 
 class SymbolTable:

@@ -309,6 +309,45 @@ def _stream(f: BinaryIO, segment: SegmentSpec, at: int, digest: Any) -> int:
     return crc
 
 
+@dataclass(slots=True)
+class _Layout:
+    """Where everything goes. sizes: of the program and of the external file."""
+
+    specs: list[SegmentSpec]
+    rows: Records
+    debug: int
+    hashed: bool
+    head: int
+    sizes: list[int]
+
+
+def _layout(p: ProgramSpec) -> _Layout:
+    specs = list(p.segments)
+    if p.debug:
+        specs.append(SegmentSpec([_debug(p.debug)]))
+    rows = records(
+        "Segment",
+        (
+            {
+                "size": s.size,
+                "align": s.align or (PAGE if s.size >= BIG else ALIGN),
+                "file": int(s.external),
+                "flags": s.flags,
+            }
+            for s in specs
+        ),
+    )
+    debug = len(specs) - 1 if p.debug else -1
+    hashed = any(s.external for s in specs)
+    head = len(_head(p, rows, debug, (0, 0, 0) if hashed else None))
+    sizes = [head, 0]
+    for i, s in enumerate(specs):
+        k = int(s.external)
+        rows["offset"][i] = _align(sizes[k], int(rows["align"][i]))
+        sizes[k] = int(rows["offset"][i]) + s.size
+    return _Layout(specs, rows, debug, hashed, head, sizes)
+
+
 def write(p: ProgramSpec, out: BinaryIO, external: BinaryIO | None = None) -> None:
     """Writes a program to a seekable stream, and its external segments to another.
 
@@ -317,41 +356,64 @@ def write(p: ProgramSpec, out: BinaryIO, external: BinaryIO | None = None) -> No
         out: at its start; gets the program.
         external: gets segments marked external; needed when there are any.
     """
-    specs = list(p.segments)
-    if p.debug:
-        specs.append(SegmentSpec([_debug(p.debug)]))
-    rows = records("Segment", ({"size": s.size, "align": s.align or (PAGE if s.size >= BIG else ALIGN),
-                                "file": int(s.external), "flags": s.flags} for s in specs))  # fmt: skip
-    debug = len(specs) - 1 if p.debug else -1
-    hashed = any(s.external for s in specs)
-    if hashed and external is None:
+    at = _layout(p)
+    if at.hashed and external is None:
         raise ValueError("a segment is external, but there is no stream for it")
-    ends = [len(_head(p, rows, debug, (0, 0, 0) if hashed else None)), 0]
-    head_size = ends[0]
+    _write(p, at, out, external)
+
+
+def _write(p: ProgramSpec, at: _Layout, out: BinaryIO, external: BinaryIO | None) -> None:
     digest = hashlib.sha256()
-    out.write(bytes(head_size))
-    for i, s in enumerate(specs):
-        k = int(s.external)
-        at = _align(ends[k], int(rows["align"][i]))
+    out.write(bytes(at.head))
+    for i, s in enumerate(at.specs):
         f = external if s.external and external is not None else out
-        rows["crc"][i] = _stream(f, s, at, digest if s.external else None)
-        rows["offset"][i] = at
-        ends[k] = at + s.size
+        at.rows["crc"][i] = _stream(f, s, int(at.rows["offset"][i]), digest if s.external else None)
     sha = digest.digest()
-    identity = (int.from_bytes(sha[:8], "little"), int.from_bytes(sha[8:16], "little"), ends[1])
-    head = _head(p, rows, debug, identity if hashed else None)
-    if len(head) != head_size:
+    identity = (int.from_bytes(sha[:8], "little"), int.from_bytes(sha[8:16], "little"), at.sizes[1])
+    head = _head(p, at.rows, at.debug, identity if at.hashed else None)
+    if len(head) != at.head:
         raise AssertionError("the head's size depends on the segments' positions")
     out.seek(0)
     out.write(head)
     out.seek(0, os.SEEK_END)
 
 
+class _Room(io.RawIOBase):
+    """A stream over memory of a fixed size that begins at a multiple of 64."""
+
+    def __init__(self, size: int) -> None:
+        room = np.zeros(size + ALIGN, np.uint8)
+        skip = -room.ctypes.data % ALIGN
+        self.view = room[skip : skip + size].data
+        self.at = 0
+
+    def write(self, data: Any) -> int:
+        n = memoryview(data).nbytes
+        self.view[self.at : self.at + n] = memoryview(data).cast("B")
+        self.at += n
+        return n
+
+    def seek(self, at: int, whence: int = os.SEEK_SET) -> int:
+        self.at = at if whence == os.SEEK_SET else len(self.view) + at
+        return self.at
+
+    def tell(self) -> int:
+        return self.at
+
+
+def write_memory(p: ProgramSpec) -> memoryview:
+    """The file in memory, read-only, aligned for running in place (no external segments)."""
+    at = _layout(p)
+    if at.hashed:
+        raise ValueError("a segment is external, but there is no stream for it")
+    room = _Room(at.sizes[0])
+    _write(p, at, room, None)  # type: ignore[arg-type]
+    return room.view.toreadonly()
+
+
 def write_bytes(p: ProgramSpec) -> bytes:
     """The file as bytes (no external segments)."""
-    out = io.BytesIO()
-    write(p, out)
-    return out.getvalue()
+    return bytes(write_memory(p))
 
 
 def write_file(p: ProgramSpec, path: str | os.PathLike[str], weights: str | os.PathLike[str] | None = None) -> None:

@@ -518,6 +518,41 @@ static int test_external(void) {
   return failures;
 }
 
+/* Packed again: no two storages that live together share a byte, and the arena is as small as can
+ * be. */
+static int test_replan(void) {
+  int failures = 0;
+  rig r;
+  trv_diag d;
+  float x[16] = {1};
+  CHECK(rig_open(&r, folder, "long.trv", 0, TRV_SESSION_REPLAN) == TRV_OK);
+  CHECK(rig_init(&r, &d) == TRV_OK);
+  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 1, NULL, buf_of(x, 64)) == TRV_OK);
+  CHECK(trv_session_plan(r.session) == TRV_MEMORY);
+  const int64_t need = trv_session_diag(r.session)->expected;
+  CHECK(need == 64 * 5); /* three live at any time, the input's place and the output's */
+  r.regions[0] = new_buf((uint64_t)need, 64);
+  CHECK(trv_session_bind_region(r.session, 0, r.regions[0]) == TRV_OK);
+  CHECK(trv_session_run(r.session) == TRV_OK);
+  CHECK(((const float*)(const void*)trv_session_output(r.session, 0)->data)[0] == 1001.0f);
+  const trv_view* v = trv_session_view(r.session);
+  uint32_t overlaps = 0;
+  for (uint32_t i = 0; i < v->storage_count; i++) {
+    for (uint32_t j = 0; j < i; j++) {
+      const trvf_storage *a = &v->storages[i], *b = &v->storages[j];
+      const uint8_t* at = v->regions[a->region].host +
+                          *(const uint64_t*)(const void*)(v->offsets + i * v->offset_stride);
+      const uint8_t* bt = v->regions[b->region].host +
+                          *(const uint64_t*)(const void*)(v->offsets + j * v->offset_stride);
+      if (a->first > b->last || b->first > a->last) continue;
+      overlaps += at < bt + b->size && bt < at + a->size;
+    }
+  }
+  CHECK(overlaps == 0);
+  rig_close(&r);
+  return failures;
+}
+
 static int test_print(void) {
   int failures = 0;
   char line[16];
@@ -549,6 +584,7 @@ int main(int argc, char** argv) {
                {"reader", test_reader},
                {"damage", test_damage},
                {"external", test_external},
+               {"replan", test_replan},
                {"print", test_print}};
   int failed = 0;
   folder = argc > 1 ? argv[1] : ".";

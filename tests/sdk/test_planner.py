@@ -133,7 +133,9 @@ def test_budget_names_the_largest() -> None:
 
 
 def test_two_memories() -> None:
-    plan = Plan([storage("a", 1000, 0, 1), storage("b", 60000, 1, 2), storage("c", 500, 2, 3), storage("d", 400, 0, 3)], 4)
+    plan = Plan(
+        [storage("a", 1000, 0, 1), storage("b", 60000, 1, 2), storage("c", 500, 2, 3), storage("d", 400, 0, 3)], 4
+    )
     plan_entry("forward", plan, [Memory("dtcm", 0, 2048), Memory("sram", 1)])
     where = {s.root.name: s.memory for s in plan.storages}
     assert where == {"a": 0, "b": 1, "c": 0, "d": 0}

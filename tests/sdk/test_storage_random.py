@@ -50,7 +50,9 @@ class Maker:
         elif kind == "map2":
             y = self.pick(pool, x.shape)
             assert y is not None
-            pool += g.node("map", [x, y], [x.type], ops.Map((*LOAD[:2], In(rng.choice([MapOp.add, MapOp.sub]), F, (0, 1)))))
+            pool += g.node(
+                "map", [x, y], [x.type], ops.Map((*LOAD[:2], In(rng.choice([MapOp.add, MapOp.sub]), F, (0, 1))))
+            )
         elif kind == "concat" and x.shape:
             axis = rng.randrange(len(x.shape))
             parts = [x]
@@ -71,13 +73,19 @@ class Maker:
                 n = rng.randint(1, size - start)
                 step = rng.choice([1, 1, -1])
                 shape = (*x.shape[:axis], n, *x.shape[axis + 1 :])
-                pool += g.node("slice", [x], [Type(F, shape)], ops.Slice(axis, start if step > 0 else start + n - 1, step))
+                pool += g.node(
+                    "slice", [x], [Type(F, shape)], ops.Slice(axis, start if step > 0 else start + n - 1, step)
+                )
         elif kind == "permute" and len(x.shape) > 1:
             axes = list(range(len(x.shape)))
             rng.shuffle(axes)
             pool += g.node("permute", [x], [Type(F, tuple(x.shape[a] for a in axes))], ops.Permute(tuple(axes)))
         elif kind == "reshape" and x.shape:
-            shapes = [(x.type.count,), (1, *x.shape), *([(x.shape[0] * x.shape[1], *x.shape[2:])] if len(x.shape) > 1 else [])]
+            shapes = [
+                (x.type.count,),
+                (1, *x.shape),
+                *([(x.shape[0] * x.shape[1], *x.shape[2:])] if len(x.shape) > 1 else []),
+            ]
             shape = rng.choice(shapes)
             if len(shape) < 5:
                 pool += g.node("reshape", [x], [Type(F, shape)], ops.Reshape())

@@ -54,7 +54,9 @@ def sample(weights: np.ndarray | None = None) -> ProgramSpec:
         '{"a":1}',
     )  # fmt: skip
     data = np.arange(5000, dtype=np.float32) if weights is None else weights
-    return ProgramSpec("sample", [entry], [SegmentSpec([data])], [DebugSpec(["x", "y"], [DebugTimeSpec("copy", "m.a", "m.py:1")])])
+    return ProgramSpec(
+        "sample", [entry], [SegmentSpec([data])], [DebugSpec(["x", "y"], [DebugTimeSpec("copy", "m.a", "m.py:1")])]
+    )
 
 
 def flatc(path: Path, schema: str, out: Path) -> dict:
@@ -153,7 +155,9 @@ def test_flatc_reads_it(tmp_path: Path) -> None:
     part = tmp_path / "part.bin"
     part.write_bytes(bytes(seen["entries"][0]["parts"][0]["data"]))
     cpu = flatc(part, "cpu.fbs", tmp_path)
-    assert cpu["commands"][0]["op"] == "copy" and cpu["conv_"][0]["stride"] == [1, 2, 0] and cpu["conv_"][0]["lo"] == -1.5
+    assert (
+        cpu["commands"][0]["op"] == "copy" and cpu["conv_"][0]["stride"] == [1, 2, 0] and cpu["conv_"][0]["lo"] == -1.5
+    )
     debug = tmp_path / "debug.bin"
     debug.write_bytes(path.read_bytes()[seen["segments"][1]["offset"] :])
     assert flatc(debug, "debug.fbs", tmp_path)["entries"][0]["times"][0]["source"] == "m.py:1"

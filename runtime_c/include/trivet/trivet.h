@@ -43,7 +43,8 @@ typedef struct trv_program {
 
 /* Opens a program in place and verifies it: structure, ranges, overlap of live values, CRCs. file must be 16-byte
  * aligned and stay valid and unchanged while the program or a session of it is used. O(file) time because of the CRCs;
- * O(head) with TRV_OPEN_DEFER_CRC. Does not block. Errors: FORMAT, VERSION, ARGUMENT; out_prog->diag says what. */
+ * O(head) with TRV_OPEN_DEFER_CRC. Does not block. Errors: FORMAT, VERSION, ARGUMENT, UNSUPPORTED (a big-endian machine);
+ * out_prog->diag says what. */
 TRV_API TRV_NODISCARD trv_status trv_program_open(trv_program *out_prog, trv_span file, uint32_t flags);
 
 /* Attaches the external weights file that the program names. Errors: FORMAT when it is another file, STATE. */
@@ -144,8 +145,8 @@ TRV_API const trv_tensor *trv_session_output(trv_session *sess, uint32_t i);
 TRV_API TRV_NODISCARD trv_status trv_session_bind_input(trv_session *sess, uint32_t i, uint32_t dtype, uint32_t rank,
                                                         const int64_t *dims, trv_buf buf);
 /* Binds an output buffer (dense row-major). size is checked when it is known: here if static (MEMORY), else in run
- * (ARGUMENT; value = output; a plan goes through, so that it tells the size). buf.host NULL: back to the planned place in the arena, where the data stay until the next
- * run of any session with the same arena. */
+ * (ARGUMENT; value = output; a plan goes through, so that it tells the size). buf.host NULL: back to the planned place
+ * in the arena, where the data stay until the next run of any session with the same arena. */
 TRV_API TRV_NODISCARD trv_status trv_session_bind_output(trv_session *sess, uint32_t i, trv_buf buf);
 /* Gives ARENA or STATE region i another buffer (e.g. a bigger arena after TRV_MEMORY from plan). What the old one held
  * is not copied; unbound inputs and outputs have new places once trv_session_plan has run. */

@@ -194,6 +194,12 @@ def _functional(b: Builder, meta: Any, x: Value, weight: Value | None, bias: Val
     return y, m, _rstd(b, v, eps), new_mean, new_var
 
 
+def _with_update(b: Builder, meta: Any, x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value,
+                 momentum: float, eps: float) -> tuple[Value, ...]:  # fmt: skip
+    y, m, rstd, new_mean, new_var = _functional(b, meta, x, weight, bias, mean, var, True, momentum, eps)
+    return y, m, rstd, b.full((0,), 0, DType.u8), new_mean, new_var
+
+
 def _instance_norm(b: Builder, meta: Any, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
                    var: Value | None, use_input_stats: bool, momentum: float, eps: float,
                    cudnn_enabled: bool = True) -> Value:  # fmt: skip
@@ -219,5 +225,6 @@ HANDLERS: dict[str, Handler] = table({
     "_native_batch_norm_legit_no_training": _no_training,
     "_native_batch_norm_legit.no_stats": _no_stats,
     "_native_batch_norm_legit_functional": _functional,
+    "_batch_norm_with_update_functional": _with_update,
     "instance_norm": _instance_norm,
 })  # fmt: skip

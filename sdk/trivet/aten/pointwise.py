@@ -398,7 +398,7 @@ HANDLERS: dict[str, Handler] = table({
     "logit special_logit": _logit,
     "heaviside": _formula(_heaviside),
     "ldexp.Tensor": _formula(lambda x, n: x * n.do(MapOp.exp2)),
-    "angle": _formula(lambda x: x.do(MapOp.is_nan).select(x, (x < 0).select(math.pi, 0))),
+    "angle": _formula(lambda x: x.do(MapOp.is_nan).select(x, (x < 0).select(x.expr.const(math.pi, x.dtype), 0))),
     "nan_to_num": _nan_to_num,
     "isnan": _test(lambda x: x.do(MapOp.is_nan), False),
     "isinf": _test(lambda x: x.do(MapOp.is_inf), False),

@@ -12,10 +12,11 @@ from trivet.ir.dim import Shape
 from trivet.ir.graph import Graph, Module, Node, Value
 from trivet.pipeline import Context
 from trivet.schedule import all_graphs
-from trivet.views import apply, dense, memory_order, same_strides, unit_axis
+from trivet.views import apply, count, dense, memory_order, same_strides, unit_axis
 
 FOLLOWS = ("reduce", "softmax", "pad", "scan", "norm", "scatter", "sort")  # the output lies as the input does
 IMAGES = ("pool", "resize", "grid_sample")
+FEW_CHANNELS, FEW_TAPS = 4, 9
 DEPTH = 12  # how far a wish is passed on through elementwise nodes
 
 
@@ -81,10 +82,12 @@ class _Layout:
 
     def _feed(self, graph: Graph, node: Node, turned: dict[Value, Value]) -> None:
         """Puts a copy before a convolution whose input's channels do not lie side by side."""
-        x = node.inputs[0]
-        assert x is not None
+        x, w = node.inputs[0], node.inputs[1]
+        assert x is not None and w is not None
         if x.shape[1] == 1 or unit_axis(x.shape, self.of(x)) in (1, -1):
             return
+        if isinstance(x.shape[1], int) and x.shape[1] <= FEW_CHANNELS and count(w.shape[2:]) in range(FEW_TAPS + 1):
+            return  # the kernel gathers so few at no cost
         if x not in turned:
             at = next(i for i, n in enumerate(graph.nodes) if n is node)
             (y,) = graph.node("copy", [x], [x.type], ops.Copy(), node.loc, before=at)
@@ -152,7 +155,9 @@ class _Layout:
             else:
                 group = node.op == "norm" and node.attrs.kind == NormKind.group
                 passes_on = group or node.op in ("map", "pad", "concat", "pool", "resize")
-                wanted = passes_on and node.outputs[0].type.rank == v.type.rank and self._wants(node.outputs[0], depth - 1)
+                wanted = (
+                    passes_on and node.outputs[0].type.rank == v.type.rank and self._wants(node.outputs[0], depth - 1)
+                )
             self.wishes[v] = self.wishes[v] or wanted
         return self.wishes[v]
 

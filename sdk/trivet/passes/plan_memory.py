@@ -15,7 +15,7 @@ from trivet.targets.base import Memory, find
 
 def plan_memory(module: Module, ctx: Context) -> None:
     """Sets memory, offset and rank of the storages of every entry's plan, and the sizes of its arenas."""
-    memories = find(ctx.target if ctx.target is not None else "cpu").all[-1].memories()
+    memories = ctx.options.memories or find(ctx.target if ctx.target is not None else "cpu").all[-1].memories()
     for name, graph in module.entries.items():
         assert graph.plan is not None
         plan_entry(name, graph.plan, memories)

@@ -22,7 +22,9 @@ MAX_ARGS = 32
 class PartBuilder:
     """Collects commands. value: id of a value; dim: row of a dimension; data_row: row that a kernel writes."""
 
-    def __init__(self, value: Callable[[Value], int], dim: Callable[[int | Dim], int], data_row: Callable[[str], int]) -> None:
+    def __init__(
+        self, value: Callable[[Value], int], dim: Callable[[int | Dim], int], data_row: Callable[[str], int]
+    ) -> None:
         self.value, self.dim, self.data_row = value, dim, data_row
         self.commands: list[dict[str, int]] = []
         self.args: list[int] = []
@@ -117,7 +119,9 @@ def attribute_row(a: Any) -> dict[str, Any]:
     raise AssertionError(f"{type(a).__name__} has no struct")
 
 
-def registers(code: Sequence[ops.Instr], dim: Callable[[int | Dim], int], where: str = "") -> tuple[list[dict[str, int]], int]:
+def registers(
+    code: Sequence[ops.Instr], dim: Callable[[int | Dim], int], where: str = ""
+) -> tuple[list[dict[str, int]], int]:
     """Gives the values of a map registers, each reused after its last reader; dead instructions are left out.
 
     Returns:
