@@ -1,6 +1,6 @@
 """Prints the figures that trivet promises: memory plans, core size, dispatch, verification, load, import, export.
 
-    make bench        (or: python tests/bench.py [plan] [core] [import] [export])
+make bench        (or: python tests/bench.py [plan] [core] [import] [export])
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "e2e"), str(HERE / "c"), str(HERE / "ops")]
 
 # ExecuTorch's planned bytes over its own lower bound (greedy, float32, portable), where it was measured.
-GREEDY = {"resnet18": 6_422_528, "mobilenet_v2": 9_936_896, "vit_tiny": 2_141_488, "dscnn": 64_000, "autoencoder": 330_752}
+GREEDY = {
+    "resnet18": 6_422_528,
+    "mobilenet_v2": 9_936_896,
+    "vit_tiny": 2_141_488,
+    "dscnn": 64_000,
+    "autoencoder": 330_752,
+}
 
 
 def plan() -> None:
@@ -50,9 +56,21 @@ def core() -> None:
         tmp = Path(folder)
         for cc in (["gcc"], ["arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mthumb"]):
             for source in CORE:
-                sh(*cc, "-std=c11", "-Os", "-fno-asynchronous-unwind-tables", *INCLUDES, "-c", source, "-o", tmp / f"{source.stem}.o")
+                sh(
+                    *cc,
+                    "-std=c11",
+                    "-Os",
+                    "-fno-asynchronous-unwind-tables",
+                    *INCLUDES,
+                    "-c",
+                    source,
+                    "-o",
+                    tmp / f"{source.stem}.o",
+                )
             rows = [line.split() for line in sh("size", *tmp.glob("*.o")).splitlines()[1:]]
-            print(f"core, {cc[0]} -Os: text + data {sum(int(r[0]) + int(r[1]) for r in rows):,}, bss {sum(int(r[2]) for r in rows)}")
+            print(
+                f"core, {cc[0]} -Os: text + data {sum(int(r[0]) + int(r[1]) for r in rows):,}, bss {sum(int(r[2]) for r in rows)}"
+            )
         P.make(tmp)
         spec = P.cpu_static()
         weights = np.zeros(100 * 1024 * 1024 // 4, np.float32)
@@ -74,7 +92,10 @@ def core() -> None:
 def import_time() -> None:
     """What `import trivet` adds to `import torch`, seconds, best of 5."""
     code = "import time, torch; t = time.perf_counter(); import trivet; trivet.export; trivet.load; print(time.perf_counter() - t)"
-    times = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(5)]
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+        for _ in range(5)
+    ]
     print(f"import trivet: {min(times):.3f} s beyond import torch")
 
 
@@ -94,7 +115,9 @@ def export() -> None:
         trivet.export(model, args).save(Path(folder) / "net.trv")
     seconds = time.perf_counter() - begin
     peak = int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024 - before  # type: ignore[index]
-    print(f"export of ResNet-18: {seconds:.1f} s, {(peak + weights) / weights:.2f} x the weights (the model itself included)")
+    print(
+        f"export of ResNet-18: {seconds:.1f} s, {(peak + weights) / weights:.2f} x the weights (the model itself included)"
+    )
 
 
 PARTS: dict[str, Any] = {"plan": plan, "core": core, "import": import_time, "export": export}

@@ -1,6 +1,6 @@
 """A pretrained EfficientNet-Lite0: PyTorch -> one file -> the C runtime, on a picture of a coffee cup.
 
-    make demo            or            python examples/01_hello/hello.py [PICTURE]
+make demo            or            python examples/01_hello/hello.py [PICTURE]
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def main() -> None:
         error = float((ours - theirs).abs().max() / theirs.abs().max())
         print(f"\nlargest relative error  {error:.1e}")
         print(f"file                    {path.stat().st_size / 1e6:.2f} MB")
-        print(f"latency                 {median_ms(lambda: net(x)):.1f} ms (eager PyTorch {median_ms(lambda: model(x)):.1f} ms)")
+        print(
+            f"latency                 {median_ms(lambda: net(x)):.1f} ms (eager PyTorch {median_ms(lambda: model(x)):.1f} ms)"
+        )
 
 
 if __name__ == "__main__":

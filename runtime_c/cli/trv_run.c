@@ -378,9 +378,9 @@ static int command_bench(const options* o, job* j) {
                      "\"p50_ms\": %.4f, \"p90_ms\": %.4f, \"p99_ms\": %.4f, \"mean_ms\": %.4f, "
                      "\"min_ms\": %.4f, "
                      "\"max_ms\": %.4f, \"bytes\": %llu}\n"
-                   : "%s, entry \"%s\", %u runs\n  load %.3f ms, first run %.3f ms\n  p50 %.3f  "
-                     "p90 %.3f  p99 %.3f  "
-                     "mean %.3f  min %.3f  max %.3f ms\n  memory %llu bytes beside the weights\n",
+                   : "%s, entry \"%s\", %u runs\n  load %.4f ms, first run %.4f ms\n  p50 %.4f  "
+                     "p90 %.4f  p99 %.4f  "
+                     "mean %.4f  min %.4f  max %.4f ms\n  memory %llu bytes beside the weights\n",
            o->file, j->entry.name, (unsigned)o->runs, j->load_ms, first, p50, p90, p99, mean,
            times[0], times[o->runs - 1], (unsigned long long)trv_context_bytes(j->ctx));
   }

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.export.graph_signature import InputSpec
 
+
 def capture(entries: Mapping[str, tuple[Any, ...]], dynamic_shapes: Mapping[str, Any] | None = None, *,
             name: str = "program") -> Module:  # fmt: skip
     """Captures all entries.
@@ -261,7 +262,9 @@ class EntryImporter:
         t = self.weights.tensor(self.program, spec)
         if not node.users and not self._written(spec.target):
             return None  # e.g. num_batches_tracked
-        return self.importer.guarded(lambda: self.weights.value(self.graph, str(spec.target), t), str(spec.target), node)
+        return self.importer.guarded(
+            lambda: self.weights.value(self.graph, str(spec.target), t), str(spec.target), node
+        )
 
     def _written(self, target: str | None) -> bool:
         s = self.program.graph_signature

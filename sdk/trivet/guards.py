@@ -82,7 +82,12 @@ def multiple_of(text: str, sources: Mapping[str, tuple[Size, ...] | Size]) -> tu
     try:
         reader = _Reader(sources, {})
         divisor = reader.size(e.left.right)
-        if isinstance(e.left.op, ast.Mod) and isinstance(divisor, int) and divisor > 1 and not reader.size(e.comparators[0]):
+        if (
+            isinstance(e.left.op, ast.Mod)
+            and isinstance(divisor, int)
+            and divisor > 1
+            and not reader.size(e.comparators[0])
+        ):
             return reader.size(e.left.left), divisor
     except (Unreadable, Error):
         pass
@@ -99,7 +104,9 @@ def add_range(graph: Graph, value: Size, lo: int, hi: int, text: str) -> None:
         return
     if most < lo or least > hi:
         raise Error(f"no size that the inputs may have fulfils torch.export's condition {text}")
-    if _narrow(graph, value, lo, hi) or any(s.solved == value and (s.min, s.max) == (lo, hi) for s in graph.symbols.values()):
+    if _narrow(graph, value, lo, hi) or any(
+        s.solved == value and (s.min, s.max) == (lo, hi) for s in graph.symbols.values()
+    ):
         return
     name = f"guard{sum(n.startswith('guard') for n in graph.symbols)}"
     graph.symbols[name] = Sym(name, lo, hi, solved=value)
@@ -155,7 +162,14 @@ def relation(expr: Any, dim: Callable[[Any], Size], known: Mapping[str, tuple[in
 
 _SYMPY = {"Equality": "==", "Unequality": "!=", "GreaterThan": ">=", "StrictGreaterThan": ">", "LessThan": "<=",
           "StrictLessThan": "<"}  # fmt: skip
-_AST: dict[type[ast.cmpop], str] = {ast.Eq: "==", ast.NotEq: "!=", ast.GtE: ">=", ast.Gt: ">", ast.LtE: "<=", ast.Lt: "<"}
+_AST: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.GtE: ">=",
+    ast.Gt: ">",
+    ast.LtE: "<=",
+    ast.Lt: "<",
+}
 _OPPOSITE = {"==": "!=", "!=": "==", ">=": "<", "<": ">=", ">": "<=", "<=": ">"}
 
 
@@ -244,7 +258,11 @@ class _Reader:
                 out = pick(out, self.size(a))
             return out
         quotient = e.args[0] if e.args else None
-        if name in ("floor", "ceil", "trunc", "int") and isinstance(quotient, ast.BinOp) and isinstance(quotient.op, ast.Div):
+        if (
+            name in ("floor", "ceil", "trunc", "int")
+            and isinstance(quotient, ast.BinOp)
+            and isinstance(quotient.op, ast.Div)
+        ):
             return (ceil_div if name == "ceil" else floor_div)(self.size(quotient.left), self.size(quotient.right))
         raise Unreadable
 

@@ -36,7 +36,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """"encoder.layers.0 (model.py:12)"."""
+        """ "encoder.layers.0 (model.py:12)"."""
         return str(Loc(self.module, self.source, self.op))
 
 
@@ -67,12 +67,18 @@ def type_of(t: Any, dim: Callable[[Any], int | Dim] = dim_of) -> Type:
     import torch
 
     if t.layout != torch.strided:
-        raise Error(f"{str(t.layout).removeprefix('torch.')} tensors are not supported", remedy="call .to_dense() first")
+        raise Error(
+            f"{str(t.layout).removeprefix('torch.')} tensors are not supported", remedy="call .to_dense() first"
+        )
     try:
         dtype = dtype_of(t)
     except KeyError:
         name = str(t.dtype).removeprefix("torch.")
-        remedy = "keep real and imaginary parts as two tensors (torch.view_as_real)" if t.is_complex() else "convert it first"
+        remedy = (
+            "keep real and imaginary parts as two tensors (torch.view_as_real)"
+            if t.is_complex()
+            else "convert it first"
+        )
         raise Error(f"{name} tensors are not supported", remedy=remedy) from None
     return Type(dtype, tuple(dim(d) for d in t.shape))
 
@@ -170,7 +176,9 @@ class Importer:
         if RANDOM.match(target):
             return Error(f"{target} draws random numbers, which a program has not",
                          remedy="draw them outside and pass them as an input; call eval() for dropout")  # fmt: skip
-        return Error(f"{target} is not supported", remedy="write it with other operators, or export the parts around it")
+        return Error(
+            f"{target} is not supported", remedy="write it with other operators, or export the parts around it"
+        )
 
     def _item(self, node: torch.fx.Node, val: Any) -> Any:
         """.item(): an integer becomes a symbol; any other number stays a 0-d value."""

@@ -38,8 +38,9 @@ def operators() -> dict[str, Any]:
     # Schemas in words: torch cannot resolve annotations of a module that does not import it.
     rest = "Tensor[] params, bool biases, int layers, bool bidirectional, bool batch_first"
 
-    @torch.library.custom_op("trivet::lstm", mutates_args=(),
-                             schema=f"(Tensor x, Tensor h0, Tensor c0, {rest}) -> (Tensor, Tensor, Tensor)")
+    @torch.library.custom_op(
+        "trivet::lstm", mutates_args=(), schema=f"(Tensor x, Tensor h0, Tensor c0, {rest}) -> (Tensor, Tensor, Tensor)"
+    )
     def lstm(x: torch.Tensor, h0: torch.Tensor, c0: torch.Tensor, params: list[torch.Tensor], biases: bool, layers: int,
              bidirectional: bool, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
         y, h, c = torch.ops.aten.lstm.input(x, [h0, c0], params, biases, layers, 0.0, False, bidirectional, batch_first)
@@ -51,8 +52,9 @@ def operators() -> dict[str, Any]:
         return x.new_empty(y), x.new_empty(h), x.new_empty([h[0], h[1], c0.shape[2]])
 
     def simple(name: str, run: Callable[..., tuple[torch.Tensor, torch.Tensor]]) -> Any:
-        @torch.library.custom_op(f"trivet::{name}", mutates_args=(),
-                                 schema=f"(Tensor x, Tensor h0, {rest}) -> (Tensor, Tensor)")
+        @torch.library.custom_op(
+            f"trivet::{name}", mutates_args=(), schema=f"(Tensor x, Tensor h0, {rest}) -> (Tensor, Tensor)"
+        )
         def op(x: torch.Tensor, h0: torch.Tensor, params: list[torch.Tensor], biases: bool, layers: int,
                bidirectional: bool, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
             y, h = run(x, h0, params, biases, layers, 0.0, False, bidirectional, batch_first)
@@ -185,7 +187,9 @@ def _lower(b: Builder, kind: RnnKind, x: Value, state: list[Value], params: list
 
 def _is_zero(v: Value) -> bool:
     """True for a value that is written as zeros: torch.zeros(..) and views of it."""
-    while v.node is not None and v.node.op in ("permute", "reshape", "expand", "slice") and v.node.inputs[0] is not None:
+    while (
+        v.node is not None and v.node.op in ("permute", "reshape", "expand", "slice") and v.node.inputs[0] is not None
+    ):
         v = v.node.inputs[0]
     if v.node is None or v.node.op != "map" or v.node.inputs:
         return False

@@ -127,7 +127,11 @@ def tree_of(spec: Any, leaves: Iterator[Tree]) -> Tree:
     if kind is None:
         return next(leaves)
     if kind in (dict, OrderedDict) and all(k is None or isinstance(k, (str, int, float, bool)) for k in context):
-        return {"t": "dict" if kind is dict else "odict", "k": list(context), "c": [tree_of(c, leaves) for c in children]}
+        return {
+            "t": "dict" if kind is dict else "odict",
+            "k": list(context),
+            "c": [tree_of(c, leaves) for c in children],
+        }
     if kind in (tuple, list):
         return {"t": kind.__name__, "c": [tree_of(c, leaves) for c in children]}
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -238,7 +242,9 @@ def _children(tree: Tree, value: Any, path: str) -> list[Any]:
             raise Error(f"argument {path!r}: expected a {tree['name']} of {count}, got {_show(value)}")
         return parts
     if not isinstance(value, (tuple, list)):
-        raise Error(f"argument {path!r}: expected a {'tuple' if kind == 'named' else kind} of {count}, got {_show(value)}")
+        raise Error(
+            f"argument {path!r}: expected a {'tuple' if kind == 'named' else kind} of {count}, got {_show(value)}"
+        )
     if len(value) != count:
         raise Error(f"argument {path!r}: expected {count} elements, got {len(value)}")
     return list(value)

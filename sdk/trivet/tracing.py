@@ -166,7 +166,9 @@ def _decompose(name: str, program: ExportedProgram, handled: Collection[str]) ->
         raise _explained(name, e) from e
 
 
-def refuse_views(program: ExportedProgram, cause: Exception | None = None, written: Collection[Key] | None = None) -> None:
+def refuse_views(
+    program: ExportedProgram, cause: Exception | None = None, written: Collection[Key] | None = None
+) -> None:
     """Raises when a buffer that is written (None: any) shares memory with another parameter or buffer.
 
     Eager sees a write in both; an exported program does not.
@@ -274,8 +276,10 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
 def _explained(name: str, e: Exception) -> Error:
     """torch.export's failure in two lines: reason and the user's line."""
     text = f"{type(e).__name__}: {e}"
-    remedy = next((r for pattern, r in _REMEDIES if re.search(pattern, text)),
-                  "torch.export must accept the model; try torch.export.export(model, args, strict=False) on its own")
+    remedy = next(
+        (r for pattern, r in _REMEDIES if re.search(pattern, text)),
+        "torch.export must accept the model; try torch.export.export(model, args, strict=False) on its own",
+    )
     where = user_line_of_exception(e)
     return Error(f"entry {name!r}: torch.export cannot capture it: {first_line(e)}", node=where, remedy=remedy)
 
@@ -294,7 +298,7 @@ def first_line(e: BaseException, width: int = 300) -> str:
 
 
 def user_line_of_exception(e: BaseException) -> str:
-    """"file.py:12" of the innermost frame of the user's code, "" when there is none."""
+    """ "file.py:12" of the innermost frame of the user's code, "" when there is none."""
     frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(e.__traceback__)]
     frames += [(m[1], int(m[2])) for m in _FRAME.finditer(str(e))]
     return _innermost(frames)

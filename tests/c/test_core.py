@@ -25,6 +25,14 @@ def test_runtime_under_sanitizers(programs: Path, compile_c: Callable[..., Path]
     assert "FAILED" not in sh(exe, programs)
 
 
+def test_runtime_with_32_bit_sizes(programs: Path, compile_c: Callable[..., Path]) -> None:
+    emulator = tool("qemu-arm-static")
+    exe = compile_c(
+        "test_runtime", [HERE / "test_runtime.c", TOY, *CORE], ["-O1", "-static"], "arm-linux-gnueabihf-gcc"
+    )
+    assert "FAILED" not in sh(emulator, exe, programs)
+
+
 def test_runtime_without_texts(programs: Path, compile_c: Callable[..., Path], tmp_path: Path) -> None:
     """TRV_NO_TEXT leaves codes and numbers as they are."""
     exe = compile_c("test_open", [HERE / "test_open.c", *CORE], ["-O1", "-DTRV_NO_TEXT", "-g"])

@@ -229,9 +229,11 @@ static int test_dynamic(void) {
         TRV_OK);
   CHECK(trv_session_run(r.session) == TRV_ARGUMENT);
   CHECK(strstr(trv_session_diag(r.session)->what, "TRV_SESSION_REPLAN") != NULL);
+  /* more than any memory: refused at once where sizes have 32 bits, else when it is planned */
   const int64_t huge[2] = {(int64_t)1 << 40, 3};
-  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, huge, buf_of(NULL, 0)) == TRV_OK);
-  CHECK(trv_session_bind_input(r.session, 1, TRV_DTYPE_F32, 1, huge, buf_of(NULL, 0)) == TRV_OK);
+  const trv_status wide = sizeof(size_t) > 4 ? TRV_OK : TRV_ARGUMENT;
+  CHECK(trv_session_bind_input(r.session, 0, TRV_DTYPE_F32, 2, huge, buf_of(NULL, 0)) == wide);
+  CHECK(trv_session_bind_input(r.session, 1, TRV_DTYPE_F32, 1, huge, buf_of(NULL, 0)) == wide);
   CHECK(trv_session_run(r.session) == TRV_ARGUMENT);
   rig_close(&r);
   return failures;

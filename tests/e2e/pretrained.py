@@ -251,7 +251,9 @@ class Llama(nn.Module):
             y = self.norm2(x)
             return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
-    def __init__(self, d: int, layers: int, heads: int, kv: int, hidden: int, vocab: int, ctx: int, base: float) -> None:
+    def __init__(
+        self, d: int, layers: int, heads: int, kv: int, hidden: int, vocab: int, ctx: int, base: float
+    ) -> None:
         super().__init__()
         self.ctx = ctx
         self.tok = nn.Embedding(vocab, d)
@@ -343,5 +345,3 @@ def tone(hertz: float, samples: int = 1024, rate: int = 16000) -> torch.Tensor:
     x = sum(torch.sin(2 * math.pi * hertz * k * t) / k for k in range(1, 5))
     x = torch.as_tensor(x)
     return ((x - x.mean()) / x.std())[None]
-
-

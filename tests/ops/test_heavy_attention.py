@@ -37,13 +37,19 @@ def test_attention(data: st.DataObject) -> None:
     draw = data.draw
     torch.manual_seed(draw(st.integers(0, 1000)))
     dtype = draw(st.sampled_from([*FLOATS, *[torch.float32] * 4]))
-    batch, groups, per_group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 3])), draw(st.sampled_from([1, 1, 3]))
+    batch, groups, per_group = (
+        draw(st.sampled_from([1, 2])),
+        draw(st.sampled_from([1, 2, 3])),
+        draw(st.sampled_from([1, 1, 3])),
+    )
     length, keys = draw(st.sampled_from([1, 1, 5, 17, 50, 100])), draw(st.sampled_from([1, 7, 16, 64, 65, 150]))
     size, values = draw(st.sampled_from([1, 8, 33, 64, 130])), draw(st.sampled_from([1, 16, 64, 80, 200]))
     heads = groups * per_group
     q = torch.randn(batch, heads, length, size).to(dtype)
     k, v = torch.randn(batch, groups, keys, size).to(dtype), torch.randn(batch, groups, keys, values).to(dtype)
-    shape = draw(st.sampled_from([None, None, (length, keys), (1, keys), (batch, 1, length, keys), (heads, length, keys)]))
+    shape = draw(
+        st.sampled_from([None, None, (length, keys), (1, keys), (batch, 1, length, keys), (heads, length, keys)])
+    )
     mask = None
     if shape is not None:
         mask = torch.rand(shape) < 0.7
@@ -77,7 +83,9 @@ def test_rows_without_keys(isa: str) -> None:
     out = run(Op.attention, [q, k, v, mask], torch.empty(1, 2, 60, 16), struct("AttentionAttrs", scale=0.25), isa=isa)
     assert not out[:, :, 3].any()
     check(out, reference(q, k, v, mask, 0.25, False).float())
-    none = run(Op.attention, [q, k[:, :, :0], v[:, :, :0]], torch.full((1, 2, 60, 16), 7.0), struct("AttentionAttrs"), isa=isa)
+    none = run(
+        Op.attention, [q, k[:, :, :0], v[:, :, :0]], torch.full((1, 2, 60, 16), 7.0), struct("AttentionAttrs"), isa=isa
+    )
     assert not none.any()
 
 

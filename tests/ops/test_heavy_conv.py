@@ -85,7 +85,10 @@ LARGE = {
 def test_large(name: str, layout: str, isa: str) -> None:
     torch.manual_seed(1)
     c, size = LARGE[name]
-    x, w = torch.randn(1, c["cin"], size, size), torch.randn(c["cout"], c["cin"] // c["groups"], c["kernel"], c["kernel"])
+    x, w = (
+        torch.randn(1, c["cin"], size, size),
+        torch.randn(c["cout"], c["cin"] // c["groups"], c["kernel"], c["kernel"]),
+    )
     bias = torch.randn(c["cout"])
     want = F.conv2d(x.double(), w.double(), bias.double(), c["stride"], c["pad"], 1, c["groups"]).relu().float()
     attrs = conv_attrs(nd=2, packed=1, act=Act.clamp, groups=c["groups"], stride=[c["stride"]] * 2, pad=[c["pad"]] * 2,

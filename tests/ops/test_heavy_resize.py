@@ -70,7 +70,13 @@ def test_grid_sample(data: st.DataObject) -> None:
     want = F.grid_sample(x, grid, name, pad.name, align)
     attrs = struct("GridSampleAttrs", mode=mode, pad=pad, align_corners=align)
     out = laid_out(want.shape, dtype, draw(LAYOUTS))
-    run(Op.grid_sample, [place(x, draw(LAYOUTS)), place(grid, draw(LAYOUTS))], out, attrs, tiles=draw(st.sampled_from([0, 3])))
+    run(
+        Op.grid_sample,
+        [place(x, draw(LAYOUTS)), place(grid, draw(LAYOUTS))],
+        out,
+        attrs,
+        tiles=draw(st.sampled_from([0, 3])),
+    )
     check(out, want, factor=10.0)
 
 
@@ -99,6 +105,11 @@ def test_refusals() -> None:
     grid, small = torch.zeros(1, 3, 3, 2), torch.empty(1, 2, 3, 3)
     attrs = struct("GridSampleAttrs", mode=ResizeMode.linear)
     run(Op.grid_sample, [x, grid], small, attrs)
-    for args in [([x, grid[..., :1]], small), ([x, grid], y), ([x, grid.double()], small), ([x[:, :, :0], grid], small)]:
+    for args in [
+        ([x, grid[..., :1]], small),
+        ([x, grid], y),
+        ([x, grid.double()], small),
+        ([x[:, :, :0], grid], small),
+    ]:
         with pytest.raises(Error, match="grid_sample"):
             native.run_op(Op.grid_sample, args[0], [args[1]], attrs)

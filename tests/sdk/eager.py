@@ -27,7 +27,9 @@ def capture(f: Any, *args: Any, dynamic_shapes: Any = None) -> Any:
     shapes = dynamic_shapes
     if shapes is not None and not isinstance(f, torch.nn.Module):
         shapes = (tuple(dynamic_shapes),)
-    return run({"forward": (module.eval(), args)}, {"forward": shapes} if shapes is not None else None).entries["forward"]
+    return run({"forward": (module.eval(), args)}, {"forward": shapes} if shapes is not None else None).entries[
+        "forward"
+    ]
 
 
 def evaluate(graph: Any, args: Any) -> list[Any]:
@@ -40,7 +42,9 @@ def evaluate(graph: Any, args: Any) -> list[Any]:
     return run(graph, [a.clone() for a in pytree.tree_leaves(args) if isinstance(a, torch.Tensor)])
 
 
-def check(f: Any, *args: Any, more: Any = (), dynamic_shapes: Any = None, rtol: float = 1e-4, atol: float = 1e-5) -> Any:
+def check(
+    f: Any, *args: Any, more: Any = (), dynamic_shapes: Any = None, rtol: float = 1e-4, atol: float = 1e-5
+) -> Any:
     """Eager and IR agree on args and on every tuple of `more`. Returns the graph."""
     graph = capture(f, *args, dynamic_shapes=dynamic_shapes)
     for call in (args, *more):

@@ -67,10 +67,18 @@ def test_embedding() -> None:
             self.bags = torch.nn.ModuleList([torch.nn.EmbeddingBag(10, 4, mode=m) for m in ("sum", "mean", "max")])
             self.last = torch.nn.EmbeddingBag(10, 4, mode="mean", include_last_offset=True, padding_idx=3)
 
-        def forward(self, i: torch.Tensor, flat: torch.Tensor, offsets: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        def forward(
+            self, i: torch.Tensor, flat: torch.Tensor, offsets: torch.Tensor, w: torch.Tensor
+        ) -> list[torch.Tensor]:
             out = [self.e(i), F.embedding(i.int(), self.e.weight)]
             for bag in self.bags:
                 out += [bag(i), bag(flat, offsets)]
             return [*out, self.bags[0](flat, offsets, w), self.last(flat, torch.cat([offsets, torch.tensor([7])]))]
 
-    check(M(), torch.tensor([[1, 2, 3], [0, 9, 9]]), torch.tensor([1, 3, 3, 2, 9, 0, 5]), torch.tensor([0, 2, 2, 5]), torch.randn(7))
+    check(
+        M(),
+        torch.tensor([[1, 2, 3], [0, 9, 9]]),
+        torch.tensor([1, 3, 3, 2, 9, 0, 5]),
+        torch.tensor([0, 2, 2, 5]),
+        torch.randn(7),
+    )

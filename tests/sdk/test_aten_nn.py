@@ -45,7 +45,13 @@ def test_products() -> None:
                 torch.tensordot(c, c, ([0, 2], [0, 2])), torch.addr(torch.zeros(4, 4), v, v, alpha=3), torch.inner(a, a), torch.kron(a, b), torch.ger(v, v)]  # fmt: skip
 
     check(f, torch.randn(2, 4), torch.randn(4, 3), torch.randn(5, 2, 4), torch.randn(4))
-    check(lambda x, y, w, c: [F.bilinear(x, y, w, c), F.bilinear(x[0], y[0], w)], torch.randn(5, 2), torch.randn(5, 3), torch.randn(4, 2, 3), torch.randn(4))
+    check(
+        lambda x, y, w, c: [F.bilinear(x, y, w, c), F.bilinear(x[0], y[0], w)],
+        torch.randn(5, 2),
+        torch.randn(5, 3),
+        torch.randn(4, 2, 3),
+        torch.randn(4),
+    )
 
 
 @pytest.mark.parametrize("equation,shapes", [
@@ -168,5 +174,7 @@ def test_batch_norm_is_one_scale_and_shift() -> None:
 
 
 def test_trivial_views_leave_nothing() -> None:
-    graph = capture(lambda x: x.view(2, 3).expand(2, 3).contiguous().permute(0, 1).to(torch.float32)[:, 0:3] + 1, torch.randn(2, 3))
+    graph = capture(
+        lambda x: x.view(2, 3).expand(2, 3).contiguous().permute(0, 1).to(torch.float32)[:, 0:3] + 1, torch.randn(2, 3)
+    )
     assert [n.op for n in graph.nodes] == ["map"]

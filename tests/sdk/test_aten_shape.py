@@ -98,7 +98,12 @@ def test_as_strided() -> None:
 
 def test_repeats_that_depend_on_data() -> None:
     def f(x: torch.Tensor, n: torch.Tensor) -> list[torch.Tensor]:
-        return [x.repeat_interleave(n, 0), x.unfold(0, 2, 1), x[0, 0].unfold(0, 1, 1), torch.tensor_split(x, torch.tensor([1, 3]))[1]]
+        return [
+            x.repeat_interleave(n, 0),
+            x.unfold(0, 2, 1),
+            x[0, 0].unfold(0, 1, 1),
+            torch.tensor_split(x, torch.tensor([1, 3]))[1],
+        ]
 
     check(f, torch.randn(4, 2), torch.tensor([2, 0, 1, 3]), more=[(torch.randn(4, 2), torch.tensor([0, 0, 0, 1]))])
 
@@ -131,4 +136,9 @@ def test_dynamic() -> None:
                 torch.zeros(a, b).tril(), x.roll(1, 1), x.roll(-1, 1), F.pad(x, (1, 2)), x.unfold(1, 2, 1),
                 torch.cat([x, x[:1]], 0), x.expand(3, a, b), x.view(a, b, 1).sum(1) / a, torch.full((b,), 2.0), x[:, a:b], x.mean() * b, torch.eye(b), torch.stack([x, x]), x.diagonal(), torch.linspace(0, 1, 4) * b]  # fmt: skip
 
-    check(f, torch.randn(4, 6), more=[(torch.randn(5, 7),), (torch.randn(6, 9),)], dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},))
+    check(
+        f,
+        torch.randn(4, 6),
+        more=[(torch.randn(5, 7),), (torch.randn(6, 9),)],
+        dynamic_shapes=({0: Dim.AUTO, 1: Dim.AUTO},),
+    )

@@ -125,7 +125,9 @@ def test_sizes_as_results_and_in_arithmetic():
 
 def test_resize_by_a_scale_of_a_dynamic_size():
     shapes = ({2: Dim("h", min=3, max=64)},)
-    check_like_eager(Fn(lambda x: F.interpolate(x, scale_factor=1.5)), (R(1, 2, 11, 7),), (R(1, 2, 10, 7),), shapes=shapes)
+    check_like_eager(
+        Fn(lambda x: F.interpolate(x, scale_factor=1.5)), (R(1, 2, 11, 7),), (R(1, 2, 10, 7),), shapes=shapes
+    )
     with pytest.raises(Error, match=r"scale 2\.3"):
         capture({"forward": (Fn(lambda x: F.interpolate(x, scale_factor=2.3)).eval(), (R(1, 2, 11, 7),))},
                 {"forward": shapes})  # fmt: skip
@@ -338,7 +340,9 @@ def test_check_lists_everything_with_place_and_remedy():
     report = check(Outer().eval(), (R(3, 3),))
     assert not report.ok and len(report.problems) >= 2
     by_module = {p.module: p for p in report.problems}
-    assert "svd" in by_module["head"].op and by_module["head"].source.startswith(("tests/sdk/test_capture.py:", "test_cap"))
+    assert "svd" in by_module["head"].op and by_module["head"].source.startswith(
+        ("tests/sdk/test_capture.py:", "test_cap")
+    )
     assert any("random" in p.reason for p in report.problems)
     text = str(report)
     assert "head" in text and "to do" in text
@@ -425,7 +429,9 @@ def test_conditions_on_nested_and_starred_arguments():
 
 
 def test_branch_on_a_size_holds_only_on_its_side():
-    net = check_like_eager(Fn(lambda x: x[:5].sum() if x.shape[0] > 6 else x), (R(9),), (R(7),), shapes=({0: Dim.AUTO},))
+    net = check_like_eager(
+        Fn(lambda x: x[:5].sum() if x.shape[0] > 6 else x), (R(9),), (R(7),), shapes=({0: Dim.AUTO},)
+    )
     with pytest.raises(Error):
         net(R(6))
 

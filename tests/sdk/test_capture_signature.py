@@ -108,7 +108,19 @@ def test_results_of_every_kind():
 
         def forward(self, x, y):
             z = torch.tanh(x)
-            return x, self.p, torch.tensor([1, 2, 3]), z, z, [z.view(-1), (y, 7)], None, x.shape[0], float("inf"), {}, ()
+            return (
+                x,
+                self.p,
+                torch.tensor([1, 2, 3]),
+                z,
+                z,
+                [z.view(-1), (y, 7)],
+                None,
+                x.shape[0],
+                float("inf"),
+                {},
+                (),
+            )
 
     n = Net({"forward": (M().eval(), (R(3), R(3)))})
     assert len(n.graph.outputs) == len(set(n.graph.outputs))

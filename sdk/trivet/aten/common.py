@@ -29,6 +29,7 @@ def table(rows: Mapping[str, Callable[..., Any]]) -> dict[str, Handler]:
 
 def handler(function: Callable[..., Any]) -> Handler:
     """A function (builder, meta, *args) as a handler; arguments that mean nothing here are dropped."""
+
     def run(b: Builder, args: Sequence[Any], kwargs: Mapping[str, Any], meta: Any) -> Any:
         return function(b, meta, *args, **{k: v for k, v in kwargs.items() if k not in _NO_MEANING})
 

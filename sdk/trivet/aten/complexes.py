@@ -116,7 +116,9 @@ def _add(sign: int) -> Callable[..., Complex]:
 
 def _mul(b: Builder, meta: Any, x: Operand, y: Operand) -> Complex:
     if isinstance(x, Complex) and isinstance(y, Complex):
-        return _pair(b, meta, lambda p, q, r, s: p * r - q * s, lambda p, q, r, s: p * s + q * r, x.re, x.im, y.re, y.im)
+        return _pair(
+            b, meta, lambda p, q, r, s: p * r - q * s, lambda p, q, r, s: p * s + q * r, x.re, x.im, y.re, y.im
+        )
     if not isinstance(x, Complex):
         x, y = y, x
     assert isinstance(x, Complex)

@@ -50,7 +50,9 @@ def _leaky_relu(b: Builder, meta: Any, x: Value, slope: float = 0.01) -> Value:
     return pointwise(b, meta, lambda r: (r > 0).select(r, r * slope), x)
 
 
-def _rrelu(b: Builder, meta: Any, x: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False) -> Value:
+def _rrelu(
+    b: Builder, meta: Any, x: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False
+) -> Value:
     if training:
         raise b.error("rrelu in training mode draws random numbers", "call .eval() on the model before the export")
     return _leaky_relu(b, meta, x, (lower + upper) / 2)

@@ -97,7 +97,9 @@ def _per_channel(b: Builder, v: Value, rank: int) -> Value:
     return b.reshape(v, (v.shape[0], *(1 for _ in range(rank - 2))) if rank > 1 else v.shape)
 
 
-def _affine(b: Builder, x: Value, mean: Value, var: Value, weight: Value | None, bias: Value | None, eps: float) -> Value:
+def _affine(
+    b: Builder, x: Value, mean: Value, var: Value, weight: Value | None, bias: Value | None, eps: float
+) -> Value:
     """(x - mean) / sqrt(var + eps) * weight + bias per channel; constants become one scale and one shift."""
     rank = len(x.shape)
     m, v, w, c = _data(mean), _data(var), _data(weight), _data(bias)
@@ -134,7 +136,9 @@ def _normalize(b: Builder, x: Value, mean: Value | None, var: Value | None, weig
     return b.map(run, [p for p in (x, mean, var, weight, bias) if p is not None], x.dtype, wide(x.dtype), x.shape)
 
 
-def _batch_stats(b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float) -> tuple[Value, Value, Value]:
+def _batch_stats(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
     """(result, mean, biased variance) with the statistics of the batch, per channel."""
     rank = len(x.shape)
     if x.shape[0] == 1 and rank > 2 and weight is None and bias is None and isinstance(x.shape[1], int):

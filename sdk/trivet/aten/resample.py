@@ -43,7 +43,9 @@ def _smooth(mode: ResizeMode, nd: int) -> Callable[..., Value]:
 
 
 def _smooth_vec(mode: ResizeMode, nd: int) -> Callable[..., Value]:
-    def run(b: Builder, meta: Any, x: Value, output_size: Any, align_corners: bool, scale_factors: Scales | None) -> Value:
+    def run(
+        b: Builder, meta: Any, x: Value, output_size: Any, align_corners: bool, scale_factors: Scales | None
+    ) -> Value:
         return _resize(b, meta, x, mode, nd, scale_factors or (), align_corners)
 
     return run

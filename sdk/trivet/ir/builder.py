@@ -72,7 +72,9 @@ class Builder:
             return dtype_of(meta)
         except KeyError:
             kind = getattr(meta, "dtype", meta)
-            raise self.error(f"{kind} is not supported", "use a real dtype of bool, (u)int8..64 or float16..64") from None
+            raise self.error(
+                f"{kind} is not supported", "use a real dtype of bool, (u)int8..64 or float16..64"
+            ) from None
 
     def used(self, output: int) -> bool:
         """False when the fx node that is being imported has several outputs and nobody reads this one."""
@@ -122,7 +124,9 @@ class Builder:
         compute None: every operand keeps its dtype (numbers take `dtype`). shape None: the operands' common shape.
         """
         e = Expr()
-        regs = [e.take(x, compute if compute is not None else x.dtype if isinstance(x, Value) else dtype) for x in operands]
+        regs = [
+            e.take(x, compute if compute is not None else x.dtype if isinstance(x, Value) else dtype) for x in operands
+        ]
         if shape is None:
             shape = broadcast(*(x.shape for x in operands if isinstance(x, Value)))
         return self.expression(e, formula(*regs), dtype, shape)

@@ -125,7 +125,7 @@ class Dim:
         return out
 
     def __str__(self) -> str:
-        parts = []
+        parts: list[str] = []
         for m, c in sorted(self.terms.items(), key=lambda t: (-len(t[0]), [str(a) for a in t[0]])):
             atoms = "*".join(str(a) for a in m)
             if not m:
@@ -282,7 +282,7 @@ def bounds(x: int | Dim, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, in
 
 def parse_dim(text: str) -> int | Dim:
     """The inverse of str()."""
-    tokens = re.findall(r"\d+|\w+|[-+*(),]", text)
+    tokens: list[str] = re.findall(r"\d+|\w+|[-+*(),]", text)
     at = 0
 
     def peek() -> str:

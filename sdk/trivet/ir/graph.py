@@ -17,7 +17,8 @@ from trivet.ir.types import Type
 @dataclass(frozen=True, slots=True)
 class Loc:
     """Where a node comes from in the user's model: module path ("encoder.layers.0"), source ("model.py:12"), the original
-    operator ("aten.conv2d.default")."""
+    operator ("aten.conv2d.default").
+    """
 
     module: str = ""
     source: str = ""
@@ -84,7 +85,8 @@ class Value:
 @dataclass(slots=True, eq=False)
 class Node:
     """One operation. op is a key of ir.ops.OPS, attrs the dataclass named there. An optional input that is not given is
-    None. `if` and `while` carry graphs; their inputs are what the graphs' inputs are bound to."""
+    None. `if` and `while` carry graphs; their inputs are what the graphs' inputs are bound to.
+    """
 
     op: str
     inputs: list[Value | None]
@@ -105,7 +107,8 @@ class Node:
 @dataclass(slots=True)
 class Sym:
     """A dimension symbol. source: (input position, axis) whose size it is, or None: derived (solved: an expression over
-    other symbols of inputs), or written by a node (nonzero, item)."""
+    other symbols of inputs), or written by a node (nonzero, item).
+    """
 
     name: str
     min: int = 0
@@ -126,7 +129,9 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     symbols: dict[str, Sym] = field(default_factory=dict)
     writes: list[tuple[State, Value]] = field(default_factory=list)  # at the end of a run, state := value
-    signature: dict[str, Any] = field(default_factory=dict)  # argument structure and constants, see sdk/trivet/signature.py
+    signature: dict[str, Any] = field(
+        default_factory=dict
+    )  # argument structure and constants, see sdk/trivet/signature.py
     counter: int = 0
     plan: Any = None  # schedule.Plan: storages with times and offsets, set by assign_storage and plan_memory
 

@@ -31,7 +31,8 @@ from trivet.ir.dim import Dim
 @dataclass(frozen=True, slots=True)
 class Instr:
     """One step of a map expression in SSA form: args are positions of earlier instructions. load: value is the input's
-    position; const: a number; dim: an int or Dim; iota: the output axis."""
+    position; const: a number; dim: an int or Dim; iota: the output axis.
+    """
 
     op: MapOp
     dtype: DType
@@ -54,7 +55,8 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """Output has size 1 along axes. argmax, argmin: i64; with all axes: position in the flattened input. sum and prod of
-    integers and bool: i64 (or the output's dtype)."""
+    integers and bool: i64 (or the output's dtype).
+    """
 
     kind: ReduceKind
     axes: tuple[int, ...]
@@ -71,7 +73,8 @@ class Scan:
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """inputs a[.., M, K], b[.., K, N] (or packed), bias (broadcast to the output) or None, residual or None.
-    y = act(a @ b + bias + residual)."""
+    y = act(a @ b + bias + residual).
+    """
 
     packed: bool = False
     act: Act = Act.none
@@ -82,7 +85,8 @@ class Matmul:
 @dataclass(frozen=True, slots=True)
 class Conv:
     """inputs x[N, C, spatial..], w[O, C/groups, k..] (transposed: [C, O/groups, k..]), bias[O] or None, residual or None.
-    pad_hi and output_padding show in the output's shape only."""
+    pad_hi and output_padding show in the output's shape only.
+    """
 
     nd: int
     stride: tuple[int, ...]
@@ -132,7 +136,8 @@ class Softmax:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """inputs q[.., H, L, D], k[.., G, S, D], v[.., G, S, E], mask (bool: True takes part; float: added; broadcastable to
-    [.., H, L, S]) or None. H is a multiple of G. A row that nothing takes part in gives zeros."""
+    [.., H, L, S]) or None. H is a multiple of G. A row that nothing takes part in gives zeros.
+    """
 
     scale: float
     causal: bool = False  # aligned to the top left, as torch's is_causal
@@ -141,7 +146,8 @@ class Attention:
 @dataclass(frozen=True, slots=True)
 class Gather:
     """take: y[.., i.., ..] = x with axis replaced by the index's shape. elements: torch.gather. Negative indices count from
-    the end; one out of range is an error at run time."""
+    the end; one out of range is an error at run time.
+    """
 
     kind: IndexKind
     axis: int
@@ -150,7 +156,8 @@ class Gather:
 @dataclass(frozen=True, slots=True)
 class Scatter:
     """inputs x, index, updates. take: x with rows index of axis replaced by (or combined with) updates, whose shape is x's with axis
-    replaced by the index's shape. elements: torch.scatter. Output has x's shape and may share its storage."""
+    replaced by the index's shape. elements: torch.scatter. Output has x's shape and may share its storage.
+    """
 
     kind: IndexKind
     axis: int
@@ -181,7 +188,8 @@ class Sort:
 class Rnn:
     """One layer, one direction. inputs x[T, N, I], w_ih[G*H, I], w_hh[G*H, H or P], b_ih or None, b_hh or None, h0[N, H or P]
     or None, c0[N, H] or None (lstm), w_proj[P, H] or None. outputs y[T, N, H or P], h[N, H or P], and c[N, H] (lstm).
-    Gate order as torch's: lstm i f g o, gru r z n. packed: w_ih, w_hh and w_proj are (each by trvk_pack)."""
+    Gate order as torch's: lstm i f g o, gru r z n. packed: w_ih, w_hh and w_proj are (each by trvk_pack).
+    """
 
     kind: RnnKind
     reverse: bool = False
@@ -290,7 +298,8 @@ class While:
 @dataclass(frozen=True, slots=True)
 class OpInfo:
     """attrs: dataclass; inputs: names, a trailing "?" marks optional ones, a single "*" any number; outputs: how many
-    (min, max)."""
+    (min, max).
+    """
 
     attrs: type
     inputs: tuple[str, ...]
@@ -334,4 +343,3 @@ OPS: dict[str, OpInfo] = {
     "if": OpInfo(If, ("*",), (0, 255), kernel=False),
     "while": OpInfo(While, ("*",), (0, 255), kernel=False),
 }
-
