@@ -1,6 +1,6 @@
-/* attention.c - scaled dot-product attention with online softmax: blocks of queries pass over blocks of keys once, and
- * no matrix of scores is ever whole. The query heads of one key head go together, so that a decoding step reads its
- * keys and values once. */
+/* attention.c - scaled dot-product attention with online softmax: blocks of queries pass over
+ * blocks of keys once, and no matrix of scores is ever whole. The query heads of one key head go
+ * together, so that a decoding step reads its keys and values once. */
 #include "attention.h"
 
 static int leading(const trv_tensor *t, const trvk_attention *p, trv_dim *stride, trv_dim *head) {
@@ -40,16 +40,19 @@ static const char *make(const trvk_call *call, trvk_attention *p, int64_t *expec
   p->s = k->dim[k->rank - 2];
   p->e = v->dim[v->rank - 1];
   if (k->dim[k->rank - 1] != p->d)
-    return trvk_fail(TRVK_SAY("attention: queries and keys differ in size"), p->d, k->dim[k->rank - 1], expected, got);
+    return trvk_fail(TRVK_SAY("attention: queries and keys differ in size"), p->d,
+                     k->dim[k->rank - 1], expected, got);
   if (v->dim[v->rank - 2] != p->s)
-    return trvk_fail(TRVK_SAY("attention: keys and values differ in length"), p->s, v->dim[v->rank - 2], expected, got);
+    return trvk_fail(TRVK_SAY("attention: keys and values differ in length"), p->s,
+                     v->dim[v->rank - 2], expected, got);
   if (p->groups < 1 || p->heads % p->groups != 0 || (heads_of(v) != p->groups && heads_of(v) != 1))
-    return trvk_fail(TRVK_SAY("attention: query heads are not a multiple of key heads"), p->groups, p->heads, expected,
-                     got);
+    return trvk_fail(TRVK_SAY("attention: query heads are not a multiple of key heads"), p->groups,
+                     p->heads, expected, got);
   for (uint32_t i = 0; i + 2 < o->rank; i++)
     if (o->dim[i] != q->dim[i]) return TRVK_SAY("attention: the output's shape does not fit");
   if (o->dim[o->rank - 2] != p->l || o->dim[o->rank - 1] != p->e)
-    return trvk_fail(TRVK_SAY("attention: the output's shape does not fit"), p->e, o->dim[o->rank - 1], expected, got);
+    return trvk_fail(TRVK_SAY("attention: the output's shape does not fit"), p->e,
+                     o->dim[o->rank - 1], expected, got);
   if (!leading(q, p, p->q.batch, &p->q.head) || !leading(k, p, p->k.batch, &p->k.head) ||
       !leading(v, p, p->v.batch, &p->v.head) || !leading(o, p, p->o.batch, &p->o.head))
     return TRVK_SAY("attention: batch sizes do not fit");
@@ -74,7 +77,8 @@ static const char *make(const trvk_call *call, trvk_attention *p, int64_t *expec
     const trv_dim ml = full.dim[full.rank - 2], ms = full.dim[full.rank - 1], mh = heads_of(&full);
     if ((ml != 1 && ml != p->l) || (ms != 1 && ms != p->s) || (mh != 1 && mh != p->heads) ||
         !leading(&full, p, m->batch, &m->head))
-      return trvk_fail(TRVK_SAY("attention: the mask does not broadcast to the scores"), p->s, ms, expected, got);
+      return trvk_fail(TRVK_SAY("attention: the mask does not broadcast to the scores"), p->s, ms,
+                       expected, got);
     m->data = mask->data;
     m->row = ml != 1 ? full.stride[full.rank - 2] : 0;
     m->col = ms != 1 ? full.stride[full.rank - 1] : 0;
@@ -88,13 +92,16 @@ const char *trvk_attention_check(const trvk_call *call, int64_t *expected, int64
   const uint32_t dtype = call->in[0].dtype;
   trvk_attention p;
   if (!trvk_dtype_is_float(dtype))
-    return trvk_fail(TRVK_SAY("attention: dtype without a kernel"), TRV_DTYPE_F32, dtype, expected, got);
+    return trvk_fail(TRVK_SAY("attention: dtype without a kernel"), TRV_DTYPE_F32, dtype, expected,
+                     got);
   for (uint32_t i = 1; i < 4; i++) {
     const trv_tensor *t = i < 3 ? &call->in[i] : &call->out[0];
-    if (t->dtype != dtype) return trvk_fail(TRVK_SAY("attention: dtypes differ"), dtype, t->dtype, expected, got);
+    if (t->dtype != dtype)
+      return trvk_fail(TRVK_SAY("attention: dtypes differ"), dtype, t->dtype, expected, got);
   }
   if (mask && mask->dtype != TRV_DTYPE_BOOL && !trvk_dtype_is_float(mask->dtype))
-    return trvk_fail(TRVK_SAY("attention: the mask is neither bool nor float"), TRV_DTYPE_BOOL, mask->dtype, expected, got);
+    return trvk_fail(TRVK_SAY("attention: the mask is neither bool nor float"), TRV_DTYPE_BOOL,
+                     mask->dtype, expected, got);
   const char *what = trvk_out_check(&call->out[0], expected, got);
   return what ? what : make(call, &p, expected, got);
 }
@@ -103,7 +110,8 @@ const char *trvk_attention_check(const trvk_call *call, int64_t *expected, int64
 static trv_dim rows_of(const trvk_attention *p) { return p->heads / p->groups * p->l; }
 
 static trv_dim block_columns(const trvk_attention *p) {
-  const trv_dim most = TRVK_GATHER / TRVK_MR_MAX / TRVK_STRIP * TRVK_STRIP, e = (p->e + TRVK_STRIP - 1) / TRVK_STRIP * TRVK_STRIP;
+  const trv_dim most = TRVK_GATHER / TRVK_MR_MAX / TRVK_STRIP * TRVK_STRIP,
+                e = (p->e + TRVK_STRIP - 1) / TRVK_STRIP * TRVK_STRIP;
   const trv_dim cap = most < TRVK_STRIP ? TRVK_STRIP : most;
   return e < cap ? (e > 0 ? e : TRVK_STRIP) : cap;
 }
@@ -122,11 +130,15 @@ uint32_t trvk_attention_tiles(const trvk_call *call, uint32_t workers) {
   trvk_attention p;
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0 || make(call, &p, &e, &g)) return 1;
-  const double work = (double)trvk_count(&call->out[0]) / (double)p.e * (double)p.s * (double)(p.d + p.e + 16) / 12.0;
-  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, unit_count(&p, block_rows(&p)), workers);
+  const double work = (double)trvk_count(&call->out[0]) / (double)p.e * (double)p.s *
+                      (double)(p.d + p.e + 16) / 12.0;
+  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work,
+                    unit_count(&p, block_rows(&p)), workers);
 }
 
-/* ---- float32 sums -------------------------------------------------------------------------------------------------- */
+/* ---- float32 sums
+ * --------------------------------------------------------------------------------------------------
+ */
 typedef struct row_state {
   trv_dim q, o, mask, l; /* offsets of the row in queries, output, mask; its query */
   float max, sum;
@@ -139,7 +151,8 @@ typedef struct state {
   int causal;
   float scale;
   const uint8_t *k, *v;
-  trv_dim count, columns, e0, en; /* rows of the block; columns of the sums; this pass' values e0 .. e0 + en */
+  trv_dim count, columns, e0,
+      en; /* rows of the block; columns of the sums; this pass' values e0 .. e0 + en */
   row_state row[TRVK_QUERIES];
   float score[TRVK_QUERIES * TRVK_KEYS];
   float sum[TRVK_GATHER];
@@ -147,7 +160,8 @@ typedef struct state {
   float gather[TRVK_PACK];
 } state;
 
-static void tiles(const state *s, trvk_tile *t, float *c, trv_dim c_step, const float *const *rows, int np) {
+static void tiles(const state *s, trvk_tile *t, float *c, trv_dim c_step, const float *const *rows,
+                  int np) {
   const trv_dim mr = trvk_even_rows(s->g, s->count);
   float *to[TRVK_MR_MAX];
   t->taps = 1;
@@ -163,8 +177,10 @@ static void tiles(const state *s, trvk_tile *t, float *c, trv_dim c_step, const 
     const trv_dim n = s->count - m < mr ? s->count - m : mr;
     for (trv_dim i = 0; i < n; i++) to[i] = c + (m + i) * c_step;
     t->rows = rows + m;
-    if (n == 1) s->g->stream(t, np);
-    else s->g->tile[np - 1][n - 1](t);
+    if (n == 1)
+      s->g->stream(t, np);
+    else
+      s->g->tile[np - 1][n - 1](t);
   }
 }
 
@@ -175,8 +191,9 @@ static void scores(state *s, trv_dim k0, trv_dim n) {
   const float *rows[TRVK_QUERIES], *b = s->pack;
   if (q_plain && p->k.col == 1 && s->count <= 8) {
     for (trv_dim i = 0; i < s->count; i++)
-      s->g->dot((const float *)(const void *)p->q.data + s->row[i].q, (const float *)(const void *)s->k + k0 * p->k.row,
-                p->k.row, n, p->d, s->score + i * TRVK_KEYS);
+      s->g->dot((const float *)(const void *)p->q.data + s->row[i].q,
+                (const float *)(const void *)s->k + k0 * p->k.row, p->k.row, n, p->d,
+                s->score + i * TRVK_KEYS);
     return;
   }
   const trv_dim most = TRVK_PACK / (s->count > TRVK_STRIP ? s->count : TRVK_STRIP);
@@ -193,15 +210,15 @@ static void scores(state *s, trv_dim k0, trv_dim n) {
         rows[i] = (const float *)(const void *)p->q.data + s->row[i].q + d0;
         continue;
       }
-      trvk_row_load(s->gather + i * t.kc, trvk_at(p->q.data, s->dtype, s->row[i].q + d0 * p->q.col), s->dtype, p->q.col,
-                    t.kc);
+      trvk_row_load(s->gather + i * t.kc, trvk_at(p->q.data, s->dtype, s->row[i].q + d0 * p->q.col),
+                    s->dtype, p->q.col, t.kc);
       rows[i] = s->gather + i * t.kc;
     }
     for (trv_dim j = 0; j < n; j += (trv_dim)s->g->np * TRVK_PANEL) {
       const trv_dim width = (trv_dim)s->g->np * TRVK_PANEL, cols = n - j < width ? n - j : width;
       const int np = cols > TRVK_PANEL ? 2 : 1;
-      trvk_pack_panels(s->pack, trvk_at(s->k, s->dtype, (k0 + j) * p->k.row + d0 * p->k.col), s->dtype, p->k.col,
-                       p->k.row, t.kc, cols, np);
+      trvk_pack_panels(s->pack, trvk_at(s->k, s->dtype, (k0 + j) * p->k.row + d0 * p->k.col),
+                       s->dtype, p->k.col, p->k.row, t.kc, cols, np);
       t.bp = t.kc * TRVK_PANEL;
       tiles(s, &t, s->score + j, TRVK_KEYS, rows, np);
     }
@@ -224,7 +241,8 @@ static void soften(state *s, trv_dim k0, trv_dim n) {
         for (trv_dim j = 0; j < take; j++) x[j] = m[j * p->mask.col] ? x[j] * scale : -INFINITY;
       } else {
         float add[TRVK_KEYS];
-        trvk_row_load(add, trvk_at(p->mask.data, p->mask_dtype, at), p->mask_dtype, p->mask.col, take);
+        trvk_row_load(add, trvk_at(p->mask.data, p->mask_dtype, at), p->mask_dtype, p->mask.col,
+                      take);
         for (trv_dim j = 0; j < take; j++) x[j] = x[j] * scale + add[j];
       }
       scale = 1.0f;
@@ -294,7 +312,8 @@ static void block(state *s) {
     float *o = s->sum + i * s->columns;
     const float f = s->row[i].sum == 0.0f ? 0.0f : 1.0f / s->row[i].sum;
     for (trv_dim j = 0; j < s->en; j++) o[j] *= f;
-    trvk_row_store(trvk_at(p->o.data, s->dtype, s->row[i].o + s->e0 * p->o.col), s->dtype, p->o.col, o, s->en);
+    trvk_row_store(trvk_at(p->o.data, s->dtype, s->row[i].o + s->e0 * p->o.col), s->dtype, p->o.col,
+                   o, s->en);
   }
 }
 

@@ -11,9 +11,10 @@ typedef struct query {
   trv_dim keys;
 } query;
 
-/* Weights of keys k0 .. k0+n relative to the running maximum; returns the factor for what was summed before. */
-static double weigh(const trvk_attention *p, const query *t, double scale, trv_dim k0, trv_dim n, double *w, double *max,
-                    double *sum) {
+/* Weights of keys k0 .. k0+n relative to the running maximum; returns the factor for what was
+ * summed before. */
+static double weigh(const trvk_attention *p, const query *t, double scale, trv_dim k0, trv_dim n,
+                    double *w, double *max, double *sum) {
   double most = *max;
   for (trv_dim j = 0; j < n; j++) {
     const double *k = t->k + (k0 + j) * p->k.row;
@@ -23,14 +24,17 @@ static double weigh(const trvk_attention *p, const query *t, double scale, trv_d
     if (t->mask) {
       const uint8_t *m = trvk_at(t->mask, p->mask_dtype, (k0 + j) * p->mask.col);
       double add = 0.0;
-      if (p->mask_dtype != TRV_DTYPE_BOOL) trvk_row_load64(&add, m, p->mask_dtype, 1, 1);
-      else if (*m == 0) s = -INFINITY;
+      if (p->mask_dtype != TRV_DTYPE_BOOL)
+        trvk_row_load64(&add, m, p->mask_dtype, 1, 1);
+      else if (*m == 0)
+        s = -INFINITY;
       s += add;
     }
     w[j] = s;
     if (s > most) most = s;
   }
-  const double base = most == -INFINITY ? 0.0 : most, f = *max == -INFINITY ? 0.0 : exp(*max - base);
+  const double base = most == -INFINITY ? 0.0 : most,
+               f = *max == -INFINITY ? 0.0 : exp(*max - base);
   *sum *= f;
   for (trv_dim j = 0; j < n; j++) {
     w[j] = exp(w[j] - base);
@@ -60,7 +64,8 @@ static void row(const trvk_attention *p, const query *t, double scale) {
 void trvk_attention_plain(const trvk_call *call, const trvk_attention *p, uint32_t tile) {
   const trvf_attention_attrs *attrs = call->attrs;
   trv_dim rows = p->heads * p->l, begin, end;
-  const double usual = 1.0 / sqrt((double)(p->d > 0 ? p->d : 1)); /* not as rounded to the attribute */
+  const double usual =
+      1.0 / sqrt((double)(p->d > 0 ? p->d : 1)); /* not as rounded to the attribute */
   const double scale = (float)usual == attrs->scale ? usual : (double)attrs->scale;
   for (uint32_t i = 0; i < p->nb; i++) rows *= p->dim[i];
   trvk_split(rows, call->tiles, tile, &begin, &end);
@@ -68,7 +73,8 @@ void trvk_attention_plain(const trvk_call *call, const trvk_attention *p, uint32
     const trv_dim l = u % p->l, h = u / p->l % p->heads, batch = u / p->l / p->heads;
     const trv_dim group = h / (p->heads / p->groups);
     query t;
-#define AT(o, head_, row_) (trvk_offset(p->nb, p->dim, (o).batch, batch) + (head_) * (o).head + (row_) * (o).row)
+#define AT(o, head_, row_) \
+  (trvk_offset(p->nb, p->dim, (o).batch, batch) + (head_) * (o).head + (row_) * (o).row)
     t.q = (const double *)(const void *)p->q.data + AT(p->q, h, l);
     t.k = (const double *)(const void *)p->k.data + AT(p->k, group, 0);
     t.v = (const double *)(const void *)p->v.data + AT(p->v, group, 0);

@@ -39,7 +39,8 @@ static void join_pixels(trvk_conv_geo *g) {
 
 /* A last axis of size 1 that does nothing goes first: rows then run along an axis with work. */
 static void drop_trivial(trvk_conv_geo *g) {
-  for (int n = 0; n < 2 && g->in[2] == 1 && g->out[2] == 1 && g->kernel[2] == 1 && g->pad[2] == 0; n++) {
+  for (int n = 0; n < 2 && g->in[2] == 1 && g->out[2] == 1 && g->kernel[2] == 1 && g->pad[2] == 0;
+       n++) {
     trv_dim *const sizes[6] = {g->in, g->out, g->kernel, g->stride, g->pad, g->dilation};
     trv_dim *const steps[4] = {g->xs + 2, g->ys + 2, g->rs + 2, g->ws + 2};
     for (int i = 0; i < 10; i++) {
@@ -52,7 +53,8 @@ static void drop_trivial(trvk_conv_geo *g) {
   }
 }
 
-const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t *expected, int64_t *got) {
+const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t *expected,
+                               int64_t *got) {
   const trvf_conv_attrs *a = call->attrs;
   const trv_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0];
   const trv_tensor *bias = trvk_opt(call, 2), *res = trvk_opt(call, 3);
@@ -66,9 +68,11 @@ const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t 
   g->cout = y->dim[1];
   g->groups = (trv_dim)a->groups;
   g->transposed = a->transposed != 0;
-  if (y->dim[0] != g->n) return trvk_fail(TRVK_SAY("conv: batch sizes differ"), g->n, y->dim[0], expected, got);
+  if (y->dim[0] != g->n)
+    return trvk_fail(TRVK_SAY("conv: batch sizes differ"), g->n, y->dim[0], expected, got);
   if (g->groups < 1 || g->cin % g->groups != 0 || g->cout % g->groups != 0)
-    return trvk_fail(TRVK_SAY("conv: channels are not a multiple of groups"), g->groups, g->cin, expected, got);
+    return trvk_fail(TRVK_SAY("conv: channels are not a multiple of groups"), g->groups, g->cin,
+                     expected, got);
   g->cg = g->cin / g->groups;
   g->og = g->cout / g->groups;
   sizes3(x, g->in);
@@ -85,8 +89,10 @@ const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t 
       return trvk_fail(TRVK_SAY("conv: rank of the weight"), a->nd + 2, w->rank, expected, got);
     g->kernel[i] = a->packed ? (trv_dim)a->kernel[j] : w->dim[2 + j];
     if (g->kernel[i] < 1 || g->stride[i] < 1 || g->dilation[i] < 1)
-      return trvk_fail(TRVK_SAY("conv: kernel, stride and dilation start at 1"), 1, 0, expected, got);
-    if (g->out[i] > (most - 65536) / g->stride[i] || g->kernel[i] > (most - 65536) / g->dilation[i] ||
+      return trvk_fail(TRVK_SAY("conv: kernel, stride and dilation start at 1"), 1, 0, expected,
+                       got);
+    if (g->out[i] > (most - 65536) / g->stride[i] ||
+        g->kernel[i] > (most - 65536) / g->dilation[i] ||
         g->in[i] > (most - 65536) / g->stride[i] || g->taps > most / g->kernel[i])
       return TRVK_SAY("conv: sizes overflow");
     g->taps *= g->kernel[i];
@@ -95,8 +101,8 @@ const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t 
   if (a->packed) {
     const size_t need = trvk_conv_packed_floats(g->groups, g->cg, g->og, g->taps);
     if (g->cg < 1 || g->og < 1 || need == 0 || !trvk_packed_ok(w, need * sizeof(float)))
-      return trvk_fail(TRVK_SAY("conv: the packed weight is too small"), (int64_t)need, w->rank ? w->dim[0] : 1,
-                       expected, got);
+      return trvk_fail(TRVK_SAY("conv: the packed weight is too small"), (int64_t)need,
+                       w->rank ? w->dim[0] : 1, expected, got);
     if (g->depthwise) {
       const trv_dim wide = trvk_round16(g->cout);
       g->ws[0] = 1;
@@ -107,8 +113,8 @@ const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t 
   } else {
     const trv_dim o = g->transposed ? g->og : g->cout, c = g->transposed ? g->cin : g->cg;
     if (w->dim[g->transposed ? 1 : 0] != o || w->dim[g->transposed ? 0 : 1] != c)
-      return trvk_fail(TRVK_SAY("conv: channels of the weight do not fit"), o, w->dim[g->transposed ? 1 : 0], expected,
-                       got);
+      return trvk_fail(TRVK_SAY("conv: channels of the weight do not fit"), o,
+                       w->dim[g->transposed ? 1 : 0], expected, got);
     strides5(w, g->ws);
     if (g->transposed) {
       const trv_dim t = g->ws[0];
@@ -117,8 +123,10 @@ const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t 
     }
   }
   if (bias && (bias->rank != 1 || bias->dim[0] != g->cout))
-    return trvk_fail(TRVK_SAY("conv: size of the bias"), g->cout, bias->rank ? bias->dim[0] : 0, expected, got);
-  if (res && !trvk_same_shape(res, y)) return TRVK_SAY("conv: the residual has another shape than the output");
+    return trvk_fail(TRVK_SAY("conv: size of the bias"), g->cout, bias->rank ? bias->dim[0] : 0,
+                     expected, got);
+  if (res && !trvk_same_shape(res, y))
+    return TRVK_SAY("conv: the residual has another shape than the output");
   strides5(x, g->xs);
   strides5(y, g->ys);
   strides5(res, g->rs);
@@ -144,13 +152,16 @@ const char *trvk_conv_check(const trvk_call *call, int64_t *expected, int64_t *g
     return trvk_fail(TRVK_SAY("conv: unknown activation"), TRV_ACT_COUNT, a->act, expected, got);
   for (uint32_t i = 0; i < call->n_in + 1u; i++) {
     const trv_tensor *t = i < call->n_in ? trvk_opt(call, i) : &call->out[0];
-    if (t && t->dtype != dtype) return trvk_fail(TRVK_SAY("conv: dtypes differ"), dtype, t->dtype, expected, got);
+    if (t && t->dtype != dtype)
+      return trvk_fail(TRVK_SAY("conv: dtypes differ"), dtype, t->dtype, expected, got);
   }
   const char *what = trvk_out_check(&call->out[0], expected, got);
   return what ? what : trvk_conv_geo_make(call, &g, expected, got);
 }
 
-/* ---- phases -------------------------------------------------------------------------------------------------------- */
+/* ---- phases
+ * --------------------------------------------------------------------------------------------------------
+ */
 static trv_dim gcd(trv_dim a, trv_dim b) {
   while (b) {
     const trv_dim t = a % b;
@@ -165,7 +176,9 @@ static trv_dim classes(const trvk_conv_geo *g, int i) {
   return g->stride[i] < g->out[i] ? g->stride[i] : g->out[i];
 }
 
-trv_dim trvk_phase_count(const trvk_conv_geo *g) { return classes(g, 0) * classes(g, 1) * classes(g, 2); }
+trv_dim trvk_phase_count(const trvk_conv_geo *g) {
+  return classes(g, 0) * classes(g, 1) * classes(g, 2);
+}
 
 void trvk_phase_make(const trvk_conv_geo *g, trv_dim index, trvk_phase *p) {
   for (int i = 2; i >= 0; i--) {
@@ -198,8 +211,11 @@ void trvk_phase_make(const trvk_conv_geo *g, trv_dim index, trvk_phase *p) {
   }
 }
 
-/* ---- paths --------------------------------------------------------------------------------------------------------- */
-void trvk_conv_epi(const trvk_call *call, const trvk_conv_geo *g, trvk_epi *e, const trvk_gemm *gemm) {
+/* ---- paths
+ * ---------------------------------------------------------------------------------------------------------
+ */
+void trvk_conv_epi(const trvk_call *call, const trvk_conv_geo *g, trvk_epi *e,
+                   const trvk_gemm *gemm) {
   const trvf_conv_attrs *a = call->attrs;
   const trv_tensor *res = trvk_opt(call, 3);
   e->g = gemm;
@@ -233,8 +249,10 @@ uint32_t trvk_conv_tiles(const trvk_call *call, uint32_t workers) {
   trvk_conv_geo g;
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0 || trvk_conv_geo_make(call, &g, &e, &got)) return 1;
-  const double work = (double)trvk_count(&call->out[0]) * (double)g.cg * (double)g.taps / (g.depthwise ? 4.0 : 16.0);
-  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, trvk_count(&call->out[0]) / 16 + 1, workers);
+  const double work = (double)trvk_count(&call->out[0]) * (double)g.cg * (double)g.taps /
+                      (g.depthwise ? 4.0 : 16.0);
+  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work,
+                    trvk_count(&call->out[0]) / 16 + 1, workers);
 }
 
 void trvk_conv_run(const trvk_call *call, uint32_t tile, const trvk_gemm *gemm) {
@@ -243,8 +261,14 @@ void trvk_conv_run(const trvk_call *call, uint32_t tile, const trvk_gemm *gemm) 
   if (trvk_count(&call->out[0]) == 0) return;
   (void)trvk_conv_geo_make(call, &g, &e, &got);
   switch (choose(call, &g)) {
-    case PATH_GEMM: trvk_conv_gemm_run(call, &g, tile, gemm); break;
-    case PATH_DEPTHWISE: trvk_conv_depthwise_run(call, &g, tile, gemm); break;
-    default: trvk_conv_plain_run(call, &g, tile, gemm); break;
+    case PATH_GEMM:
+      trvk_conv_gemm_run(call, &g, tile, gemm);
+      break;
+    case PATH_DEPTHWISE:
+      trvk_conv_depthwise_run(call, &g, tile, gemm);
+      break;
+    default:
+      trvk_conv_plain_run(call, &g, tile, gemm);
+      break;
   }
 }

@@ -8,15 +8,20 @@
 typedef struct trvk_conv_geo {
   trv_dim n, cin, cout, groups, cg, og; /* cg, og: channels of a group */
   trv_dim in[3], out[3], kernel[3], stride[3], pad[3], dilation[3];
-  trv_dim xs[5], ys[5], rs[5], ws[5]; /* strides of x, y, residual as n, c, d, h, w; of w as o, c, kd, kh, kw */
+  trv_dim xs[5], ys[5], rs[5],
+      ws[5]; /* strides of x, y, residual as n, c, d, h, w; of w as o, c, kd, kh, kw */
   trv_dim bias_step, taps;
   int transposed, depthwise;
 } trvk_conv_geo;
 
-/* One channel per group, in and out alike or with a multiplier: packed as [taps][channels], not in panels. */
-static inline int trvk_conv_is_depthwise(trv_dim groups, trv_dim cg) { return groups > 1 && cg == 1; }
+/* One channel per group, in and out alike or with a multiplier: packed as [taps][channels], not in
+ * panels. */
+static inline int trvk_conv_is_depthwise(trv_dim groups, trv_dim cg) {
+  return groups > 1 && cg == 1;
+}
 
-/* How many narrow groups share a panel of a packed weight, as one group with zeros between what does not belong together. */
+/* How many narrow groups share a panel of a packed weight, as one group with zeros between what
+ * does not belong together. */
 static inline trv_dim trvk_conv_merge(trv_dim groups, trv_dim cg, trv_dim og) {
   trv_dim best = 1;
   if (trvk_conv_is_depthwise(groups, cg)) return 1;
@@ -25,26 +30,33 @@ static inline trv_dim trvk_conv_merge(trv_dim groups, trv_dim cg, trv_dim og) {
   return best;
 }
 
-/* Floats of the packed weight, 0 when that overflows. Panels of one (merged) group: [og / 16][taps][cg][16]. */
+/* Floats of the packed weight, 0 when that overflows. Panels of one (merged) group: [og /
+ * 16][taps][cg][16]. */
 size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps);
 
 /* NULL, or what does not fit. */
-const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t *expected, int64_t *got);
+const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t *expected,
+                               int64_t *got);
 
-/* One class of outputs along each axis: those whose windows meet the same taps at the same distances. A plain
- * convolution has one class; a transposed one has one per residue of the output's position modulo the stride. Output
- * j of the class is at first + j * step; its tap i (the kernel's tap t0 + i * t_step) reads input j * move + base + i * reach. */
+/* One class of outputs along each axis: those whose windows meet the same taps at the same
+ * distances. A plain convolution has one class; a transposed one has one per residue of the
+ * output's position modulo the stride. Output j of the class is at first + j * step; its tap i (the
+ * kernel's tap t0 + i * t_step) reads input j * move + base + i * reach. */
 typedef struct trvk_phase {
   trv_dim first[3], step[3], count[3], move[3], base[3], reach[3], t0[3], t_step[3], taps[3];
 } trvk_phase;
 trv_dim trvk_phase_count(const trvk_conv_geo *g);
 void trvk_phase_make(const trvk_conv_geo *g, trv_dim index, trvk_phase *p);
 
-void trvk_conv_epi(const trvk_call *call, const trvk_conv_geo *g, trvk_epi *e, const trvk_gemm *gemm);
+void trvk_conv_epi(const trvk_call *call, const trvk_conv_geo *g, trvk_epi *e,
+                   const trvk_gemm *gemm);
 
 /* Paths. */
 #define TRVK_DW_ROWS 32 /* kernel rows (depth * height) that the depthwise path takes */
-void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile, const trvk_gemm *gemm);
-void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile, const trvk_gemm *gemm);
-void trvk_conv_plain_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile, const trvk_gemm *gemm);
+void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
+                        const trvk_gemm *gemm);
+void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
+                             const trvk_gemm *gemm);
+void trvk_conv_plain_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
+                         const trvk_gemm *gemm);
 #endif

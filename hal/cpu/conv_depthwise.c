@@ -1,9 +1,9 @@
-/* conv_depthwise.c - depthwise convolution with channels innermost and a packed weight. Units: rows of outputs x blocks of
- * channels, so that a block's weights stay in the first cache. */
+/* conv_depthwise.c - depthwise convolution with channels innermost and a packed weight. Units: rows
+ * of outputs x blocks of channels, so that a block's weights stay in the first cache. */
 #include "conv.h"
 
-#define BLOCK 128                                            /* channels of a unit */
-#define POST_OUTS (TRVK_ROWS * TRVK_STRIP / BLOCK)           /* outputs whose sums fit on the stack */
+#define BLOCK 128                                  /* channels of a unit */
+#define POST_OUTS (TRVK_ROWS * TRVK_STRIP / BLOCK) /* outputs whose sums fit on the stack */
 
 typedef struct span {
   const trvk_conv_geo *g;
@@ -49,11 +49,13 @@ static void run(span *s, trv_dim o, trv_dim n, trv_dim k0, trv_dim k1, const flo
   }
 }
 
-void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile, const trvk_gemm *gemm) {
+void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
+                             const trvk_gemm *gemm) {
   const trv_tensor *bias = trvk_opt(call, 2);
   const float *x = (const float *)(const void *)call->in[0].data;
   const float *w = (const float *)(const void *)call->in[1].data;
-  const trv_dim blocks = (g->cout + BLOCK - 1) / BLOCK, kw = g->kernel[2], s = g->stride[2], dil = g->dilation[2];
+  const trv_dim blocks = (g->cout + BLOCK - 1) / BLOCK, kw = g->kernel[2], s = g->stride[2],
+                dil = g->dilation[2];
   trvk_epi epi;
   trvk_conv_epi(call, g, &epi, gemm);
   span sp;
@@ -68,14 +70,16 @@ void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint
   sp.dw.hi = trvk_epi_hi(&epi);
   /* Outputs whose whole window is inside: inner0 .. inner1. */
   const trv_dim room = g->in[2] - 1 - (kw - 1) * dil + g->pad[2];
-  trv_dim inner0 = g->pad[2] > 0 ? (g->pad[2] + s - 1) / s : 0, inner1 = room < 0 ? 0 : room / s + 1;
+  trv_dim inner0 = g->pad[2] > 0 ? (g->pad[2] + s - 1) / s : 0,
+          inner1 = room < 0 ? 0 : room / s + 1;
   if (inner0 > g->out[2]) inner0 = g->out[2];
   if (inner1 > g->out[2]) inner1 = g->out[2];
   if (inner1 < inner0) inner1 = inner0;
   trv_dim begin, end;
   trvk_split(g->n * g->out[0] * g->out[1] * blocks, call->tiles, tile, &begin, &end);
   for (trv_dim u = begin; u < end; u++) {
-    const trv_dim block = u % blocks, h = u / blocks % g->out[1], d = u / blocks / g->out[1] % g->out[0];
+    const trv_dim block = u % blocks, h = u / blocks % g->out[1],
+                  d = u / blocks / g->out[1] % g->out[0];
     const trv_dim n = u / blocks / g->out[1] / g->out[0];
     float buffer[BLOCK];
     sp.channel = block * BLOCK;
@@ -92,8 +96,8 @@ void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint
     }
     sp.dw.bias = NULL;
     if (bias) {
-      trvk_row_load(buffer, trvk_at(bias->data, TRV_DTYPE_F32, sp.channel * g->bias_step), TRV_DTYPE_F32, g->bias_step,
-                    sp.dw.channels);
+      trvk_row_load(buffer, trvk_at(bias->data, TRV_DTYPE_F32, sp.channel * g->bias_step),
+                    TRV_DTYPE_F32, g->bias_step, sp.dw.channels);
       sp.dw.bias = buffer;
     }
     const float *const weight = w + sp.channel;
@@ -104,7 +108,8 @@ void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint
         continue;
       }
       const trv_dim at = o * s - g->pad[2]; /* taps k with 0 <= at + k * dil < in */
-      trv_dim k0 = at < 0 ? (-at + dil - 1) / dil : 0, k1 = at >= g->in[2] ? 0 : (g->in[2] - 1 - at) / dil + 1;
+      trv_dim k0 = at < 0 ? (-at + dil - 1) / dil : 0,
+              k1 = at >= g->in[2] ? 0 : (g->in[2] - 1 - at) / dil + 1;
       if (k1 > kw) k1 = kw;
       if (k1 < k0 || k0 > kw) k0 = k1 = 0;
       run(&sp, o, 1, k0, k1, weight);

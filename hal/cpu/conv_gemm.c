@@ -1,8 +1,9 @@
 /* conv_gemm.c - convolution as a matrix product that reads its input through row pointers.
  *
- * A block of output pixels (all of one phase) times a strip of channels; K runs over taps and input channels, in passes.
- * A pass reads A in place where channels are contiguous floats (rows beyond the border: a row of zeros), else from a
- * gathered copy of just this block and pass. B is the packed weight, or a copy of this strip and pass.
+ * A block of output pixels (all of one phase) times a strip of channels; K runs over taps and input
+ * channels, in passes. A pass reads A in place where channels are contiguous floats (rows beyond
+ * the border: a row of zeros), else from a gathered copy of just this block and pass. B is the
+ * packed weight, or a copy of this strip and pass.
  */
 #include "conv.h"
 
@@ -22,10 +23,11 @@ typedef struct state {
   uint32_t dtype;
   int packed, in_place, merged;
   trvk_phase phase;
-  trv_dim group, count, mr;                  /* of the present block */
-  trv_dim tap0, taps, c0, kc, filled;        /* the present pass; filled: pass number that rows hold, -1 none */
-  trv_dim pieces;                            /* of a row of A, 0: not in pieces */
-  int planes;                                /* a piece is of one channel */
+  trv_dim group, count, mr; /* of the present block */
+  trv_dim tap0, taps, c0, kc,
+      filled;     /* the present pass; filled: pass number that rows hold, -1 none */
+  trv_dim pieces; /* of a row of A, 0: not in pieces */
+  int planes;     /* a piece is of one channel */
   trv_dim rows, taps_most, kc_most;
   trvk_epi epi;
   trvk_row row[TRVK_ROWS];
@@ -51,7 +53,8 @@ static trv_dim tap_at(const state *s, trv_dim index, trv_dim *delta) {
   return (t[0] * s->g->kernel[1] + t[1]) * s->g->kernel[2] + t[2];
 }
 
-static inline int inside(const trvk_conv_geo *g, const pixel *p, const trv_dim *delta, trv_dim *at) {
+static inline int inside(const trvk_conv_geo *g, const pixel *p, const trv_dim *delta,
+                         trv_dim *at) {
   const trv_dim d = p->i[0] + delta[0], h = p->i[1] + delta[1], w = p->i[2] + delta[2];
   *at = p->at + d * g->xs[2] + h * g->xs[3] + w * g->xs[4];
   return d >= 0 && d < g->in[0] && h >= 0 && h < g->in[1] && w >= 0 && w < g->in[2];
@@ -122,13 +125,16 @@ static void rows_in_place(state *s) {
   }
 }
 
-/* Few channels: A in pieces, rows of the kernel that lie in one piece of the input (all channels of a row, or a row of
- * one channel's plane). A piece across the border is copied, with zeros; others are read in place. */
+/* Few channels: A in pieces, rows of the kernel that lie in one piece of the input (all channels of
+ * a row, or a row of one channel's plane). A piece across the border is copied, with zeros; others
+ * are read in place. */
 static void rows_in_pieces(state *s) {
   const trvk_conv_geo *g = s->g;
   const trvk_phase *p = &s->phase;
-  const trv_dim kw = g->kernel[2], cg = g->cg, per_row = s->planes ? cg : 1, kc = s->planes ? kw : kw * cg;
-  const trv_dim rows = g->kernel[0] * g->kernel[1], k_all = rows * kw * cg, last = g->in[2] - 1 - (kw - 1) * p->reach[2];
+  const trv_dim kw = g->kernel[2], cg = g->cg, per_row = s->planes ? cg : 1,
+                kc = s->planes ? kw : kw * cg;
+  const trv_dim rows = g->kernel[0] * g->kernel[1], k_all = rows * kw * cg,
+                last = g->in[2] - 1 - (kw - 1) * p->reach[2];
   const trv_dim move = p->move[2] * g->xs[4];
   trv_dim kd = 0, kh = 0;
   for (trv_dim k = 0; k < rows; k++) {
@@ -142,7 +148,8 @@ static void rows_in_pieces(state *s) {
         const int outside = d < 0 || d >= g->in[0] || h < 0 || h >= g->in[1];
         const trv_dim end = m + px->run;
         const float *x = (const float *)(const void *)s->x;
-        trv_dim w0 = px->i[2], at = px->at + d * g->xs[2] + h * g->xs[3] + w0 * g->xs[4] + c * g->xs[1];
+        trv_dim w0 = px->i[2],
+                at = px->at + d * g->xs[2] + h * g->xs[3] + w0 * g->xs[4] + c * g->xs[1];
         for (; m < end; m++, w0 += p->move[2], at += move) {
           if (outside) {
             *to = zeros;
@@ -175,7 +182,8 @@ static void rows_in_pieces(state *s) {
 static void gather_kernels(state *s) {
   const trvk_conv_geo *g = s->g;
   const trvk_phase *p = &s->phase;
-  const trv_dim kw = g->kernel[2], cg = g->cg, reach = p->reach[2], c_step = g->xs[1], w_step = g->xs[4];
+  const trv_dim kw = g->kernel[2], cg = g->cg, reach = p->reach[2], c_step = g->xs[1],
+                w_step = g->xs[4];
   const trv_dim rows = g->kernel[0] * g->kernel[1];
   float *to = s->gather;
   for (trv_dim m = 0; m < s->count; m++) {
@@ -198,7 +206,8 @@ static void gather_kernels(state *s) {
       for (trv_dim c = 0; c < cg; c++)
         for (trv_dim i = 0; i < kw; i++) {
           const trv_dim w = w0 + i * reach;
-          to[i * cg + c] = inner || (w >= 0 && w < g->in[2]) ? x[at + w * w_step + c * c_step] : 0.0f;
+          to[i * cg + c] =
+              inner || (w >= 0 && w < g->in[2]) ? x[at + w * w_step + c * c_step] : 0.0f;
         }
     }
   }
@@ -209,7 +218,8 @@ static void rows_gather(state *s) {
   const trvk_conv_geo *g = s->g;
   const trv_dim run = s->taps * s->kc, c_step = g->xs[1];
   const size_t size = trv_dtype_size(s->dtype);
-  const int kernels = s->merged && s->dtype == TRV_DTYPE_F32 && s->taps == g->taps && s->kc == g->cg;
+  const int kernels =
+      s->merged && s->dtype == TRV_DTYPE_F32 && s->taps == g->taps && s->kc == g->cg;
   if (kernels) gather_kernels(s);
   for (trv_dim t = 0; t < (kernels ? 0 : s->taps); t++) {
     trv_dim delta[3], at;
@@ -232,7 +242,8 @@ static void rows_gather(state *s) {
   for (trv_dim m = 0; m < s->count; m += s->mr)
     for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
       for (trv_dim i = 0; i < s->mr && m + i < s->count; i++)
-        s->ptr[m * (s->merged ? 1 : s->taps) + t * s->mr + i] = s->gather + (m + i) * run + t * s->kc;
+        s->ptr[m * (s->merged ? 1 : s->taps) + t * s->mr + i] =
+            s->gather + (m + i) * run + t * s->kc;
 }
 
 /* B of the pass for a strip: packed panels in place, or copied from the weight. */
@@ -243,11 +254,13 @@ static void set_b(state *s, trv_dim col, trv_dim n, trvk_block *k) {
   k->bk = TRVK_PANEL;
   if (s->packed) {
     const float *w = (const float *)(const void *)s->w +
-                     (s->group * trvk_panels(g->og) + col / TRVK_PANEL) * per_panel + s->c0 * TRVK_PANEL;
+                     (s->group * trvk_panels(g->og) + col / TRVK_PANEL) * per_panel +
+                     s->c0 * TRVK_PANEL;
     for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
       s->b[t] = w + tap_at(s, s->tap0 + t, delta) * g->cg * TRVK_PANEL;
     for (trv_dim t = 0; t < s->pieces; t++) {
-      const trv_dim row = s->planes ? t / g->cg * g->kernel[2] * g->cg + t % g->cg : t * g->kernel[2] * g->cg;
+      const trv_dim row =
+          s->planes ? t / g->cg * g->kernel[2] * g->cg + t % g->cg : t * g->kernel[2] * g->cg;
       s->b[t] = w + row * TRVK_PANEL;
     }
     if (s->pieces && s->planes) k->bk = g->cg * TRVK_PANEL;
@@ -257,29 +270,35 @@ static void set_b(state *s, trv_dim col, trv_dim n, trvk_block *k) {
   for (trv_dim p = 0; p < panels; p++)
     for (trv_dim t = 0; t < s->taps; t++) {
       const trv_dim tap = tap_at(s, s->tap0 + t, delta), left = n - p * TRVK_PANEL;
-      const trv_dim at = (s->group * (g->transposed ? 0 : g->og) + col + p * TRVK_PANEL) * g->ws[0] +
-                         ((g->transposed ? s->group * g->cg : 0) + s->c0) * g->ws[1] +
-                         tap / (g->kernel[1] * g->kernel[2]) * g->ws[2] + tap / g->kernel[2] % g->kernel[1] * g->ws[3] +
-                         tap % g->kernel[2] * g->ws[4];
-      trvk_pack_panels(s->b_pack + (p * s->taps + t) * s->kc * TRVK_PANEL, trvk_at(s->w, s->dtype, at), s->dtype,
-                       g->ws[1], g->ws[0], s->kc, left < TRVK_PANEL ? left : TRVK_PANEL, 1);
+      const trv_dim at =
+          (s->group * (g->transposed ? 0 : g->og) + col + p * TRVK_PANEL) * g->ws[0] +
+          ((g->transposed ? s->group * g->cg : 0) + s->c0) * g->ws[1] +
+          tap / (g->kernel[1] * g->kernel[2]) * g->ws[2] +
+          tap / g->kernel[2] % g->kernel[1] * g->ws[3] + tap % g->kernel[2] * g->ws[4];
+      trvk_pack_panels(s->b_pack + (p * s->taps + t) * s->kc * TRVK_PANEL,
+                       trvk_at(s->w, s->dtype, at), s->dtype, g->ws[1], g->ws[0], s->kc,
+                       left < TRVK_PANEL ? left : TRVK_PANEL, 1);
     }
-  for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++) s->b[t] = s->b_pack + t * s->kc * TRVK_PANEL;
+  for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
+    s->b[t] = s->b_pack + t * s->kc * TRVK_PANEL;
   k->bp = s->taps * s->kc * TRVK_PANEL;
 }
 
-/* Rows of a block: for gathered input so many that the whole of K fits in one pass, if these are not too few. */
+/* Rows of a block: for gathered input so many that the whole of K fits in one pass, if these are
+ * not too few. */
 static trv_dim block_rows(const trvk_conv_geo *g, int in_place) {
   trv_dim k = g->cg;
   if (in_place) return TRVK_ROWS;
   for (int i = 0; i < 3; i++) {
-    const trv_dim step = g->transposed ? g->stride[i] : 1; /* a phase has about that part of the taps */
+    const trv_dim step =
+        g->transposed ? g->stride[i] : 1; /* a phase has about that part of the taps */
     const trv_dim taps = (g->kernel[i] + step - 1) / step;
     k = k > TRVK_GATHER / taps ? TRVK_GATHER : k * taps;
   }
   trv_dim rows = TRVK_GATHER / (k > 0 ? k : 1);
   const trv_dim pieces = g->cg * g->kernel[0] * g->kernel[1]; /* at most */
-  if (pieces <= TRVK_PIECES && rows > TRVK_ROWS * TRVK_TAPS / pieces) rows = TRVK_ROWS * TRVK_TAPS / pieces;
+  if (pieces <= TRVK_PIECES && rows > TRVK_ROWS * TRVK_TAPS / pieces)
+    rows = TRVK_ROWS * TRVK_TAPS / pieces;
   const trv_dim least = (g->og > 256 ? 1 : 4) * TRVK_MR_MAX;
   if (rows < least) rows = least;
   if (rows > TRVK_ROWS) rows = TRVK_ROWS;
@@ -301,8 +320,8 @@ static void choose(state *s) {
   const int last = g->cg == 1 || (g->xs[1] == 1 && p->reach[2] * g->xs[4] == g->cg);
   s->pieces = 0;
   s->planes = !last || g->cg == 1;
-  if (s->merged && s->packed && s->dtype == TRV_DTYPE_F32 && taps * g->cg <= s->kc_most && p->reach[2] > 0 &&
-      (s->planes ? p->reach[2] * g->xs[4] == 1 : last)) {
+  if (s->merged && s->packed && s->dtype == TRV_DTYPE_F32 && taps * g->cg <= s->kc_most &&
+      p->reach[2] > 0 && (s->planes ? p->reach[2] * g->xs[4] == 1 : last)) {
     s->pieces = s->planes ? rows * g->cg : rows;
     if (s->pieces > TRVK_PIECES || s->pieces * s->rows > TRVK_ROWS * TRVK_TAPS) s->pieces = 0;
   }
@@ -338,9 +357,12 @@ static void unit(state *s, trv_dim col, trv_dim n, const float *bias) {
     k.first = pass == 0;
     k.last = s->taps == 0 || (s->tap0 + s->taps >= taps && s->c0 + s->kc >= g->cg);
     if (s->filled != pass && s->taps > 0) {
-      if (s->in_place) rows_in_place(s);
-      else if (s->pieces) rows_in_pieces(s);
-      else rows_gather(s);
+      if (s->in_place)
+        rows_in_place(s);
+      else if (s->pieces)
+        rows_in_pieces(s);
+      else
+        rows_gather(s);
       s->filled = pass;
     }
     if (s->taps > 0) set_b(s, col, n, &k);
@@ -360,7 +382,8 @@ static void unit(state *s, trv_dim col, trv_dim n, const float *bias) {
   } while (!k.last);
 }
 
-void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile, const trvk_gemm *gemm) {
+void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
+                        const trvk_gemm *gemm) {
   const trvf_conv_attrs *attrs = call->attrs;
   const trv_tensor *bias = trvk_opt(call, 2);
   const trv_dim width = (trv_dim)gemm->np * TRVK_PANEL, strips = (g->og + width - 1) / width;
@@ -375,16 +398,19 @@ void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t 
   trvk_conv_epi(call, g, &s.epi, gemm);
   uint8_t *const out = s.epi.out;
   const uint8_t *const res = s.epi.res;
-  s.in_place = s.dtype == TRV_DTYPE_F32 && (g->xs[1] == 1 || g->cg == 1) && (g->cg >= 8 || g->taps == 1);
+  s.in_place =
+      s.dtype == TRV_DTYPE_F32 && (g->xs[1] == 1 || g->cg == 1) && (g->cg >= 8 || g->taps == 1);
   s.rows = block_rows(g, s.in_place);
-  /* Units: phases x groups x blocks x strips. Phase 0 has most pixels; the others' blocks are a little smaller. */
+  /* Units: phases x groups x blocks x strips. Phase 0 has most pixels; the others' blocks are a
+   * little smaller. */
   trvk_phase_make(g, 0, &s.phase);
   const trv_dim pixels0 = g->n * s.phase.count[0] * s.phase.count[1] * s.phase.count[2];
   const trv_dim blocks = (pixels0 + s.rows - 1) / s.rows;
   trv_dim begin, end, last = -1;
   trvk_split(phases * g->groups * blocks * strips, call->tiles, tile, &begin, &end);
   for (trv_dim u = begin; u < end; u++) {
-    const trv_dim strip = u % strips, block = u / strips % blocks, group = u / strips / blocks % g->groups;
+    const trv_dim strip = u % strips, block = u / strips % blocks,
+                  group = u / strips / blocks % g->groups;
     if (u / strips != last) {
       last = u / strips;
       trvk_phase_make(g, u / strips / blocks / g->groups, &s.phase);

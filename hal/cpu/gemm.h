@@ -1,8 +1,9 @@
 /* gemm.h - the float32 matrix product that matmul, conv, attention and rnn are made of.
  *
- * B is read in panels of 16 columns: row k of a panel is 16 floats, k steps of bk floats apart (16 when packed). A is read
- * through row pointers, one row per output row and tap, so that a convolution needs no copy of its input. A table of
- * functions per instruction set (trvk_gemm) holds the tiles; the loops around them are shared.
+ * B is read in panels of 16 columns: row k of a panel is 16 floats, k steps of bk floats apart (16
+ * when packed). A is read through row pointers, one row per output row and tap, so that a
+ * convolution needs no copy of its input. A table of functions per instruction set (trvk_gemm)
+ * holds the tiles; the loops around them are shared.
  */
 #ifndef TRVK_GEMM_H
 #define TRVK_GEMM_H
@@ -16,10 +17,10 @@
 
 /* Sizes of blocks, all on the stack. Small machines have small stacks. */
 #if defined(__arm__) && !defined(__ARM_ARCH_7A__) && !defined(__linux__)
-#define TRVK_ROWS 8      /* rows of A that share one pass over B */
-#define TRVK_KC 32       /* elements along K of one pass */
-#define TRVK_TAPS 9      /* taps of one pass */
-#define TRVK_GATHER 256  /* floats of gathered A */
+#define TRVK_ROWS 8     /* rows of A that share one pass over B */
+#define TRVK_KC 32      /* elements along K of one pass */
+#define TRVK_TAPS 9     /* taps of one pass */
+#define TRVK_GATHER 256 /* floats of gathered A */
 #else
 #define TRVK_ROWS 96
 #define TRVK_KC 768
@@ -27,7 +28,8 @@
 #define TRVK_GATHER 8192
 #endif
 
-/* C[m][0 .. 16*np) = clamp((accumulate ? C : bias) + sum over taps and k of rows[tap][m][k * ak] * b[tap][k * bk]). */
+/* C[m][0 .. 16*np) = clamp((accumulate ? C : bias) + sum over taps and k of rows[tap][m][k * ak] *
+ * b[tap][k * bk]). */
 typedef struct trvk_tile {
   const float *const *rows; /* row m of tap t: rows[t * row_step + m] */
   const float *const *b;    /* per tap; b_off is added */
@@ -41,7 +43,8 @@ typedef struct trvk_tile {
 
 /* Depthwise convolution of one output row of pixels, channels innermost: see dw_tiles.h. */
 typedef struct trvk_dw {
-  const float *const *x; /* per kernel row: input at channel 0, column 0 of the first output's window, or NULL: padding */
+  const float *const *x; /* per kernel row: input at channel 0, column 0 of the first output's
+                            window, or NULL: padding */
   const float *w;        /* kh rows, w_row apart, of kw taps, wc apart */
   float *y;
   const float *bias; /* per channel, or NULL */
@@ -51,21 +54,27 @@ typedef struct trvk_dw {
 } trvk_dw;
 
 typedef struct trvk_gemm {
-  int mr, np; /* largest tile */
+  int mr, np;                                           /* largest tile */
   void (*const *tile[TRVK_NP_MAX])(const trvk_tile *t); /* [np - 1][mr - 1] */
-  void (*stream)(const trvk_tile *t, trv_dim panels);   /* one row, many panels: B is read once, in order */
-  void (*dot)(const float *a, const float *b, trv_dim b_step, trv_dim n, trv_dim k, float *out); /* out[i] = a . b_i */
+  void (*stream)(const trvk_tile *t,
+                 trv_dim panels); /* one row, many panels: B is read once, in order */
+  void (*dot)(const float *a, const float *b, trv_dim b_step, trv_dim n, trv_dim k,
+              float *out); /* out[i] = a . b_i */
   void (*dw)(const trvk_dw *d);
   void (*act)(float *x, trv_dim n, uint32_t act, float lo, float hi);
-  float (*scale_max)(float *x, trv_dim n, float scale); /* x *= scale; the largest that is not NaN, or -infinity */
-  float (*exp_sum)(float *x, trv_dim n, float max);     /* x = exp(x - max); their sum */
-  void (*lstm)(const float *gates, float *c, float *h, trv_dim n); /* gates i f g o, n each; c and h are written */
-  void (*gru)(const float *x, const float *gates, float *h, trv_dim n); /* r z n of the input and of the hidden state */
+  float (*scale_max)(float *x, trv_dim n,
+                     float scale); /* x *= scale; the largest that is not NaN, or -infinity */
+  float (*exp_sum)(float *x, trv_dim n, float max); /* x = exp(x - max); their sum */
+  void (*lstm)(const float *gates, float *c, float *h,
+               trv_dim n); /* gates i f g o, n each; c and h are written */
+  void (*gru)(const float *x, const float *gates, float *h,
+              trv_dim n); /* r z n of the input and of the hidden state */
 } trvk_gemm;
 
 extern const trvk_gemm trvk_gemm_ref;
 
-/* ---- rows of any dtype to and from float (rows.c) ----------------------------------------------------------------- */
+/* ---- rows of any dtype to and from float (rows.c)
+ * ----------------------------------------------------------------- */
 void trvk_row_load(float *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n);
 void trvk_row_store(uint8_t *dst, uint32_t dtype, trv_dim stride, const float *src, trv_dim n);
 void trvk_row_load64(double *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n);
@@ -77,7 +86,8 @@ static inline uint8_t *trvk_at(const uint8_t *data, uint32_t dtype, trv_dim at) 
   return (uint8_t *)(uintptr_t)data + at * (trv_dim)trv_dtype_size(dtype);
 }
 
-/* ---- epilogue: what happens to sums on their way out --------------------------------------------------------------- */
+/* ---- epilogue: what happens to sums on their way out
+ * --------------------------------------------------------------- */
 typedef struct trvk_epi {
   const trvk_gemm *g;
   const uint8_t *bias2, *res; /* NULL: none; dtype is the output's */
@@ -86,7 +96,7 @@ typedef struct trvk_epi {
   uint32_t dtype;
   uint32_t act; /* none or clamp: done by the tile unless `post` */
   float lo, hi;
-  int post;     /* rows go through trvk_epi_row */
+  int post; /* rows go through trvk_epi_row */
 } trvk_epi;
 
 /* Offsets (elements) of one output row in out, residual and two-dimensional bias. */
@@ -98,26 +108,32 @@ typedef struct trvk_row {
 void trvk_epi_row(const trvk_epi *e, const trvk_row *r, trv_dim col, float *sum, trv_dim n);
 
 /* The bounds that a tile applies itself. */
-static inline float trvk_epi_lo(const trvk_epi *e) { return !e->post && e->act == TRV_ACT_CLAMP ? e->lo : -INFINITY; }
-static inline float trvk_epi_hi(const trvk_epi *e) { return !e->post && e->act == TRV_ACT_CLAMP ? e->hi : INFINITY; }
+static inline float trvk_epi_lo(const trvk_epi *e) {
+  return !e->post && e->act == TRV_ACT_CLAMP ? e->lo : -INFINITY;
+}
+static inline float trvk_epi_hi(const trvk_epi *e) {
+  return !e->post && e->act == TRV_ACT_CLAMP ? e->hi : INFINITY;
+}
 
-/* ---- a block of rows times a strip of columns (gemm.c) ---------------------------------------------------------------
- * Rows of A in a table of pointers [tile][tap][row of tile], as trvk_rows_of tells; one pass over taps x kc. */
+/* ---- a block of rows times a strip of columns (gemm.c)
+ * --------------------------------------------------------------- Rows of A in a table of pointers
+ * [tile][tap][row of tile], as trvk_rows_of tells; one pass over taps x kc. */
 typedef struct trvk_block {
   const trvk_gemm *g;
   const trvk_epi *epi;
-  const trvk_row *row;           /* per row of the block */
-  const float *const *rows;      /* [rows_in_block / mr_used][taps][mr_used] */
-  trv_dim count, mr;             /* rows of the block; rows per tile (last tile: the rest, same row_step) */
+  const trvk_row *row;      /* per row of the block */
+  const float *const *rows; /* [rows_in_block / mr_used][taps][mr_used] */
+  trv_dim count, mr; /* rows of the block; rows per tile (last tile: the rest, same row_step) */
   trv_dim taps, kc, ak;
-  const float *const *b;         /* per tap */
+  const float *const *b; /* per tap */
   trv_dim bk, bp;
-  const float *bias;             /* for columns from 0 of the strip on (strip_bias gives it), or NULL */
-  float *acc;                    /* [TRVK_ROWS][TRVK_STRIP], for passes and post */
-  int first, last;               /* this pass is the first / the last along K */
+  const float *bias; /* for columns from 0 of the strip on (strip_bias gives it), or NULL */
+  float *acc;        /* [TRVK_ROWS][TRVK_STRIP], for passes and post */
+  int first, last;   /* this pass is the first / the last along K */
 } trvk_block;
 
-/* Columns col .. col+n (n <= 16 * np of g) of the block. b_off: where the strip's first panel lies from b[tap]. */
+/* Columns col .. col+n (n <= 16 * np of g) of the block. b_off: where the strip's first panel lies
+ * from b[tap]. */
 void trvk_block_run(const trvk_block *k, trv_dim col, trv_dim n, trv_dim b_off);
 
 /* Rows per tile for `count` rows: even tiles instead of a small last one. */
@@ -126,20 +142,25 @@ static inline trv_dim trvk_even_rows(const trvk_gemm *g, trv_dim count) {
   return tiles ? (count + tiles - 1) / tiles : 1;
 }
 
-/* ---- scratch-free packing of a block of B on the stack: dst[k][16] per panel, zeros beyond n ------------------------- */
-void trvk_pack_panels(float *dst, const uint8_t *src, uint32_t dtype, trv_dim k_stride, trv_dim n_stride, trv_dim k,
-                      trv_dim n, trv_dim panels);
+/* ---- scratch-free packing of a block of B on the stack: dst[k][16] per panel, zeros beyond n
+ * ------------------------- */
+void trvk_pack_panels(float *dst, const uint8_t *src, uint32_t dtype, trv_dim k_stride,
+                      trv_dim n_stride, trv_dim k, trv_dim n, trv_dim panels);
 
 /* Sizes of packed weights in floats (pack.c). */
 static inline trv_dim trvk_panels(trv_dim n) { return n / TRVK_PANEL + (n % TRVK_PANEL != 0); }
 static inline trv_dim trvk_round16(trv_dim n) { return trvk_panels(n) * TRVK_PANEL; }
 
-/* ---- for checks ---------------------------------------------------------------------------------------------------- */
-/* An output must not name an element twice: NULL, or what is wrong. Its count of elements then fits trv_dim. */
+/* ---- for checks
+ * ----------------------------------------------------------------------------------------------------
+ */
+/* An output must not name an element twice: NULL, or what is wrong. Its count of elements then fits
+ * trv_dim. */
 const char *trvk_out_check(const trv_tensor *t, int64_t *expected, int64_t *got);
 int trvk_packed_ok(const trv_tensor *t, size_t need);
 
-/* ---- per instruction set ------------------------------------------------------------------------------------------- */
+/* ---- per instruction set
+ * ------------------------------------------------------------------------------------------- */
 void trvk_matmul_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g);
 void trvk_conv_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g);
 void trvk_attention_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g);

@@ -1,7 +1,8 @@
 /* gemm_avx512.c - the tiles of gemm.h for AVX-512. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))), apply_to = function)
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"))), apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
 #endif
@@ -9,14 +10,18 @@
 #define TRVG_NP 2
 #define TRVG_MR 12
 #include "gemm_tiles.h"
-#include "dw_tiles.h"
 
-static const trvk_gemm gemm = {
-    TRVG_MR, TRVG_NP, {tiles_1, tiles_2}, stream_row, dot_rows, dw_row, act_row, scale_max_row, exp_sum_row, lstm_row, gru_row};
+static const trvk_gemm gemm = {TRVG_MR, TRVG_NP, {tiles_1, tiles_2}, stream_row,  dot_rows,
+                               dw_row,  act_row, scale_max_row,      exp_sum_row, lstm_row,
+                               gru_row};
 
-void trvk_matmul__avx512(const trvk_call *call, uint32_t tile) { trvk_matmul_run(call, tile, &gemm); }
+void trvk_matmul__avx512(const trvk_call *call, uint32_t tile) {
+  trvk_matmul_run(call, tile, &gemm);
+}
 void trvk_conv__avx512(const trvk_call *call, uint32_t tile) { trvk_conv_run(call, tile, &gemm); }
-void trvk_attention__avx512(const trvk_call *call, uint32_t tile) { trvk_attention_run(call, tile, &gemm); }
+void trvk_attention__avx512(const trvk_call *call, uint32_t tile) {
+  trvk_attention_run(call, tile, &gemm);
+}
 void trvk_rnn__avx512(const trvk_call *call, uint32_t tile) { trvk_rnn_run(call, tile, &gemm); }
 #if defined(__clang__)
 #pragma clang attribute pop

@@ -1,6 +1,7 @@
-/* gemm_tiles.h - the inner loops of gemm.h against vec.h. Compiled once per instruction set: gemm_<isa>.c defines
- *   TRVV_N (floats of a vector), TRVG_MR (rows), TRVG_NP (panels) of the largest tile, TRVG_ISA (suffix of names)
- * so that TRVG_MR * TRVG_NP * 16 / TRVV_N sums, and a few operands, fit the registers.
+/* gemm_tiles.h - the inner loops of gemm.h against vec.h. Compiled once per instruction set:
+ * gemm_<isa>.c defines TRVV_N (floats of a vector), TRVG_MR (rows), TRVG_NP (panels) of the largest
+ * tile, TRVG_ISA (suffix of names) so that TRVG_MR * TRVG_NP * 16 / TRVV_N sums, and a few
+ * operands, fit the registers.
  */
 #include "gemm.h"
 #include "vec.h"
@@ -12,8 +13,8 @@ TRVV_INLINE void tile_body(const trvk_tile *t, const int mr, const int np) {
   const int nv = np * TRVG_VP;
   trvv sum[TRVG_MR][TRVG_NP * TRVG_VP];
   if (t->accumulate) {
-    TRVV_UNROLL for (int m = 0; m < mr; m++)
-      TRVV_UNROLL for (int j = 0; j < nv; j++) sum[m][j] = trvv_load(t->c[m] + t->c_off + j * TRVV_N);
+    TRVV_UNROLL for (int m = 0; m < mr; m++) TRVV_UNROLL for (int j = 0; j < nv; j++) sum[m][j] =
+        trvv_load(t->c[m] + t->c_off + j * TRVV_N);
   } else {
     TRVV_UNROLL for (int j = 0; j < nv; j++) {
       const trvv b = t->bias ? trvv_load(t->bias + j * TRVV_N) : trvv_set(0.0f);
@@ -28,7 +29,8 @@ TRVV_INLINE void tile_body(const trvk_tile *t, const int mr, const int np) {
     trv_dim at = 0;
     for (trv_dim k = 0; k < kc; k++) {
       trvv w[TRVG_NP * TRVG_VP];
-      TRVV_UNROLL for (int j = 0; j < nv; j++) w[j] = trvv_load(b + j / TRVG_VP * bp + j % TRVG_VP * TRVV_N);
+      TRVV_UNROLL for (int j = 0; j < nv; j++) w[j] =
+          trvv_load(b + j / TRVG_VP * bp + j % TRVG_VP * TRVV_N);
       TRVV_UNROLL for (int m = 0; m < mr; m++) {
         const trvv x = trvv_set(a[m][at]);
         TRVV_UNROLL for (int j = 0; j < nv; j++) sum[m][j] = trvv_fma(x, w[j], sum[m][j]);
@@ -38,8 +40,7 @@ TRVV_INLINE void tile_body(const trvk_tile *t, const int mr, const int np) {
     }
   }
   const trvv lo = trvv_set(t->lo), hi = trvv_set(t->hi);
-  TRVV_UNROLL for (int m = 0; m < mr; m++)
-    TRVV_UNROLL for (int j = 0; j < nv; j++)
+  TRVV_UNROLL for (int m = 0; m < mr; m++) TRVV_UNROLL for (int j = 0; j < nv; j++)
       trvv_store(t->c[m] + t->c_off + j * TRVV_N, trvv_clamp(sum[m][j], lo, hi));
 }
 
@@ -86,11 +87,13 @@ static void (*const tiles_1[TRVG_MR])(const trvk_tile *) = {
 #endif
 };
 #if TRVG_NP >= 2
-static void (*const tiles_2[TRVG_MR])(const trvk_tile *) = {tile_1_2, tile_2_2, tile_3_2,  tile_4_2,  tile_5_2,  tile_6_2,
-                                                            tile_7_2, tile_8_2, tile_9_2, tile_10_2, tile_11_2, tile_12_2};
+static void (*const tiles_2[TRVG_MR])(const trvk_tile *) = {
+    tile_1_2, tile_2_2, tile_3_2, tile_4_2,  tile_5_2,  tile_6_2,
+    tile_7_2, tile_8_2, tile_9_2, tile_10_2, tile_11_2, tile_12_2};
 #endif
 
-/* One row, panels in the order of memory: four sums per vector hide the latency and halve the rounding errors. */
+/* One row, panels in the order of memory: four sums per vector hide the latency and halve the
+ * rounding errors. */
 static void stream_row(const trvk_tile *t, trv_dim panels) {
   const float *a = t->rows[0];
   const trvv lo = trvv_set(t->lo), hi = trvv_set(t->hi);
@@ -117,7 +120,8 @@ static void stream_row(const trvk_tile *t, trv_dim panels) {
     }
     for (; k < t->kc; k++, b += t->bk) {
       const trvv x = trvv_set(a[k * t->ak]);
-      TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) s0[j] = trvv_fma(x, trvv_load(b + j * TRVV_N), s0[j]);
+      TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) s0[j] =
+          trvv_fma(x, trvv_load(b + j * TRVV_N), s0[j]);
     }
     TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) {
       const trvv s = trvv_add(trvv_add(s0[j], s1[j]), trvv_add(s2[j], s3[j]));
@@ -127,7 +131,8 @@ static void stream_row(const trvk_tile *t, trv_dim panels) {
 }
 
 /* Products of one row with rows of B (contiguous along k), four at a time. */
-static void dot_rows(const float *a, const float *b, trv_dim b_step, trv_dim n, trv_dim k, float *out) {
+static void dot_rows(const float *a, const float *b, trv_dim b_step, trv_dim n, trv_dim k,
+                     float *out) {
   for (trv_dim i = 0; i < n; i += 4) {
     const float *r[4];
     trvv s[4];
@@ -149,24 +154,35 @@ static void dot_rows(const float *a, const float *b, trv_dim b_step, trv_dim n, 
 }
 
 static void act_row(float *x, trv_dim n, uint32_t act, float lo, float hi) {
-#define TRVG_EACH(expr)                        \
-  for (trv_dim i = 0; i < n; i++) {             \
-    const float v = x[i];                       \
-    x[i] = (expr);                              \
-  }                                             \
+#define TRVG_EACH(expr)             \
+  for (trv_dim i = 0; i < n; i++) { \
+    const float v = x[i];           \
+    x[i] = (expr);                  \
+  }                                 \
   break
   switch (act) {
-    case TRV_ACT_CLAMP: TRVG_EACH(trvk_clamp(v, lo, hi));
-    case TRV_ACT_SIGMOID: TRVG_EACH(trvk_sigmoid(v));
-    case TRV_ACT_TANH: TRVG_EACH(trvk_tanh(v));
-    case TRV_ACT_GELU: TRVG_EACH(trvk_gelu(v));
-    case TRV_ACT_GELU_TANH: TRVG_EACH(trvk_gelu_tanh(v));
-    case TRV_ACT_SILU: TRVG_EACH(trvk_silu(v));
-    case TRV_ACT_HARD_SWISH: TRVG_EACH(trvk_hard_swish(v));
-    case TRV_ACT_HARD_SIGMOID: TRVG_EACH(trvk_hard_sigmoid(v));
-    case TRV_ACT_LEAKY: TRVG_EACH(v > 0.0f ? v : v * lo);
-    case TRV_ACT_ELU: TRVG_EACH(v > 0.0f ? v : lo * trvk_expm1(v));
-    default: break;
+    case TRV_ACT_CLAMP:
+      TRVG_EACH(trvk_clamp(v, lo, hi));
+    case TRV_ACT_SIGMOID:
+      TRVG_EACH(trvk_sigmoid(v));
+    case TRV_ACT_TANH:
+      TRVG_EACH(trvk_tanh(v));
+    case TRV_ACT_GELU:
+      TRVG_EACH(trvk_gelu(v));
+    case TRV_ACT_GELU_TANH:
+      TRVG_EACH(trvk_gelu_tanh(v));
+    case TRV_ACT_SILU:
+      TRVG_EACH(trvk_silu(v));
+    case TRV_ACT_HARD_SWISH:
+      TRVG_EACH(trvk_hard_swish(v));
+    case TRV_ACT_HARD_SIGMOID:
+      TRVG_EACH(trvk_hard_sigmoid(v));
+    case TRV_ACT_LEAKY:
+      TRVG_EACH(v > 0.0f ? v : v * lo);
+    case TRV_ACT_ELU:
+      TRVG_EACH(v > 0.0f ? v : lo * trvk_expm1(v));
+    default:
+      break;
   }
 #undef TRVG_EACH
 }
@@ -216,3 +232,5 @@ static void gru_row(const float *x, const float *gates, float *h, trv_dim n) {
     h[i] = v + z * (h[i] - v);
   }
 }
+
+#include "dw_tiles.h"

@@ -1,21 +1,27 @@
-/* grid_sample.c - resampling an image at positions given by a value, in [-1, 1] from border to border. */
+/* grid_sample.c - resampling an image at positions given by a value, in [-1, 1] from border to
+ * border. */
 #include "sample.h"
-
 
 const char *trvk_grid_sample_check(const trvk_call *call, int64_t *expected, int64_t *got) {
   const trvf_grid_sample_attrs *a = call->attrs;
   const trv_tensor *x = &call->in[0], *grid = &call->in[1], *y = &call->out[0];
   *expected = *got = 0;
-  if (a->mode >= TRV_RESIZE_MODE_COUNT || a->mode == TRV_RESIZE_MODE_NEAREST_EXACT || a->pad >= TRV_GRID_PAD_COUNT)
-    return trvk_fail(TRVK_SAY("grid_sample: unknown mode"), TRV_RESIZE_MODE_COUNT, a->mode, expected, got);
+  if (a->mode >= TRV_RESIZE_MODE_COUNT || a->mode == TRV_RESIZE_MODE_NEAREST_EXACT ||
+      a->pad >= TRV_GRID_PAD_COUNT)
+    return trvk_fail(TRVK_SAY("grid_sample: unknown mode"), TRV_RESIZE_MODE_COUNT, a->mode,
+                     expected, got);
   if (!trvk_dtype_is_float(x->dtype) || grid->dtype != x->dtype || y->dtype != x->dtype)
-    return trvk_fail(TRVK_SAY("grid_sample: dtypes differ or have no kernel"), TRV_DTYPE_F32, x->dtype, expected, got);
+    return trvk_fail(TRVK_SAY("grid_sample: dtypes differ or have no kernel"), TRV_DTYPE_F32,
+                     x->dtype, expected, got);
   if (x->rank != 4 || grid->rank != 4 || y->rank != 4)
     return trvk_fail(TRVK_SAY("grid_sample: rank does not fit"), 4, x->rank, expected, got);
-  if (grid->dim[3] != 2) return trvk_fail(TRVK_SAY("grid_sample: positions have two numbers"), 2, grid->dim[3], expected, got);
-  if (y->dim[0] != x->dim[0] || y->dim[1] != x->dim[1] || grid->dim[0] != x->dim[0] || y->dim[2] != grid->dim[1] ||
-      y->dim[3] != grid->dim[2])
-    return trvk_fail(TRVK_SAY("grid_sample: the output's shape does not fit"), grid->dim[1], y->dim[2], expected, got);
+  if (grid->dim[3] != 2)
+    return trvk_fail(TRVK_SAY("grid_sample: positions have two numbers"), 2, grid->dim[3], expected,
+                     got);
+  if (y->dim[0] != x->dim[0] || y->dim[1] != x->dim[1] || grid->dim[0] != x->dim[0] ||
+      y->dim[2] != grid->dim[1] || y->dim[3] != grid->dim[2])
+    return trvk_fail(TRVK_SAY("grid_sample: the output's shape does not fit"), grid->dim[1],
+                     y->dim[2], expected, got);
   if ((x->dim[2] < 1 || x->dim[3] < 1) && trvk_count(y) > 0)
     return trvk_fail(TRVK_SAY("grid_sample: an empty image"), 1, 0, expected, got);
   return trvk_out_check(y, expected, got);
@@ -25,7 +31,8 @@ uint32_t trvk_grid_sample_tiles(const trvk_call *call, uint32_t workers) {
   const trvf_grid_sample_attrs *a = call->attrs;
   const trv_tensor *y = &call->out[0];
   const trv_dim count = trvk_count(y), each = a->mode == TRV_RESIZE_MODE_CUBIC ? 16 : 4;
-  return trvk_tiles(count > PTRDIFF_MAX / 16 ? count : count * each, y->dim[0] * y->dim[2], workers);
+  return trvk_tiles(count > PTRDIFF_MAX / 16 ? count : count * each, y->dim[0] * y->dim[2],
+                    workers);
 }
 
 /* A number like float32 would have it, where that is what torch computes in. */
@@ -60,7 +67,8 @@ static double padded(const trvf_grid_sample_attrs *a, double at, trv_dim size, i
 }
 
 /* Taps of one axis: up to four pixels (index -1: outside, counts as zero) and weights. */
-static int axis_taps(const trvf_grid_sample_attrs *a, double at, trv_dim size, int wide, trv_dim *index, double *weight) {
+static int axis_taps(const trvf_grid_sample_attrs *a, double at, trv_dim size, int wide,
+                     trv_dim *index, double *weight) {
   int n = 1;
   double base, f;
   at = pixels(at, size, a->align_corners, wide);
@@ -104,9 +112,12 @@ void trvk_grid_sample__ref(const trvk_call *call, uint32_t tile) {
     for (trv_dim w = 0; w < y->dim[3]; w++) {
       double at[2], wx[4], wy[4];
       trv_dim ix[4], iy[4];
-      trvk_row_load64(at, trvk_at(grid->data, dtype, n * grid->stride[0] + h * grid->stride[1] + w * grid->stride[2]),
+      trvk_row_load64(at,
+                      trvk_at(grid->data, dtype,
+                              n * grid->stride[0] + h * grid->stride[1] + w * grid->stride[2]),
                       dtype, grid->stride[3], 2);
-      const int nx = axis_taps(a, at[0], x->dim[3], wide, ix, wx), ny = axis_taps(a, at[1], x->dim[2], wide, iy, wy);
+      const int nx = axis_taps(a, at[0], x->dim[3], wide, ix, wx),
+                ny = axis_taps(a, at[1], x->dim[2], wide, iy, wy);
       trvk_taps64 t;
       trvk_taps32 f;
       t.count = 0;

@@ -1,8 +1,10 @@
-/* matmul.c - batched matrix product with epilogue: checks, and the float32, float16 and bfloat16 paths over gemm.h. */
+/* matmul.c - batched matrix product with epilogue: checks, and the float32, float16 and bfloat16
+ * paths over gemm.h. */
 #include "matmul.h"
 
 /* Strides of an operand along the output's axes but the last `skip`, where it broadcasts: 0. */
-static int batch_strides(const trv_tensor *t, uint32_t own, const trvk_matmul_plan *p, trv_dim *stride) {
+static int batch_strides(const trv_tensor *t, uint32_t own, const trvk_matmul_plan *p,
+                         trv_dim *stride) {
   const uint32_t have = t->rank - own;
   if (have > p->nb) return 0;
   for (uint32_t i = 0; i < p->nb; i++) {
@@ -58,11 +60,13 @@ static int operand(const trv_tensor *t, const trvk_matmul_plan *p, trvk_matmul_o
   return batch_strides(t, own, p, o->batch);
 }
 
-const char *trvk_matmul_plan_make(const trvk_call *call, trvk_matmul_plan *p, int64_t *expected, int64_t *got) {
+const char *trvk_matmul_plan_make(const trvk_call *call, trvk_matmul_plan *p, int64_t *expected,
+                                  int64_t *got) {
   const trvf_matmul_attrs *attrs = call->attrs;
   const trv_tensor *a = &call->in[0], *b = &call->in[1], *out = &call->out[0];
   *expected = *got = 0;
-  if (a->rank < 1) return trvk_fail(TRVK_SAY("matmul: the left side is a scalar"), 1, 0, expected, got);
+  if (a->rank < 1)
+    return trvk_fail(TRVK_SAY("matmul: the left side is a scalar"), 1, 0, expected, got);
   p->vector = a->rank == 1;
   if (out->rank + (uint32_t)p->vector < 2)
     return trvk_fail(TRVK_SAY("matmul: the output's rank is too low"), 2, out->rank, expected, got);
@@ -78,31 +82,37 @@ const char *trvk_matmul_plan_make(const trvk_call *call, trvk_matmul_plan *p, in
   p->a.col = a->stride[a->rank - 1];
   if (!p->vector) {
     if (a->dim[a->rank - 2] != p->m)
-      return trvk_fail(TRVK_SAY("matmul: rows of the left side and of the output differ"), p->m, a->dim[a->rank - 2],
-                       expected, got);
+      return trvk_fail(TRVK_SAY("matmul: rows of the left side and of the output differ"), p->m,
+                       a->dim[a->rank - 2], expected, got);
     p->a.row = a->stride[a->rank - 2];
   }
-  if (!batch_strides(a, p->vector ? 1 : 2, p, p->a.batch)) return TRVK_SAY("matmul: batch sizes of the left side do not fit");
+  if (!batch_strides(a, p->vector ? 1 : 2, p, p->a.batch))
+    return TRVK_SAY("matmul: batch sizes of the left side do not fit");
   if (attrs->packed) {
     if (p->n > PTRDIFF_MAX / 8 - 16 || (p->k != 0 && trvk_round16(p->n) > (PTRDIFF_MAX / 8) / p->k))
       return TRVK_SAY("matmul: sizes overflow");
     const size_t need = (size_t)(trvk_round16(p->n) * p->k) * sizeof(float);
     if (!trvk_packed_ok(b, need))
-      return trvk_fail(TRVK_SAY("matmul: the packed weight is too small"), (int64_t)(need / sizeof(float)),
-                       b->rank ? b->dim[0] : 1, expected, got);
+      return trvk_fail(TRVK_SAY("matmul: the packed weight is too small"),
+                       (int64_t)(need / sizeof(float)), b->rank ? b->dim[0] : 1, expected, got);
   } else {
-    if (b->rank < 2) return trvk_fail(TRVK_SAY("matmul: the right side needs two axes"), 2, b->rank, expected, got);
+    if (b->rank < 2)
+      return trvk_fail(TRVK_SAY("matmul: the right side needs two axes"), 2, b->rank, expected,
+                       got);
     p->b.row = b->stride[b->rank - 2];
     p->b.col = b->stride[b->rank - 1];
     if (b->dim[b->rank - 2] != p->k)
-      return trvk_fail(TRVK_SAY("matmul: the inner sizes differ"), p->k, b->dim[b->rank - 2], expected, got);
+      return trvk_fail(TRVK_SAY("matmul: the inner sizes differ"), p->k, b->dim[b->rank - 2],
+                       expected, got);
     if (b->dim[b->rank - 1] != p->n)
       return trvk_fail(TRVK_SAY("matmul: columns of the right side and of the output differ"), p->n,
                        b->dim[b->rank - 1], expected, got);
-    if (!batch_strides(b, 2, p, p->b.batch)) return TRVK_SAY("matmul: batch sizes of the right side do not fit");
+    if (!batch_strides(b, 2, p, p->b.batch))
+      return TRVK_SAY("matmul: batch sizes of the right side do not fit");
   }
   if (!operand(out, p, &p->out)) return TRVK_SAY("matmul: the output's shape does not fit");
-  if (!operand(trvk_opt(call, 2), p, &p->bias)) return TRVK_SAY("matmul: the bias does not broadcast to the output");
+  if (!operand(trvk_opt(call, 2), p, &p->bias))
+    return TRVK_SAY("matmul: the bias does not broadcast to the output");
   if (trvk_opt(call, 3) && !trvk_same_shape(trvk_opt(call, 3), out))
     return TRVK_SAY("matmul: the residual has another shape than the output");
   operand(trvk_opt(call, 3), p, &p->res);
@@ -116,14 +126,18 @@ const char *trvk_matmul_check(const trvk_call *call, int64_t *expected, int64_t 
   const uint32_t dtype = call->in[0].dtype;
   trvk_matmul_plan p;
   if (dtype < TRV_DTYPE_U8 || dtype > TRV_DTYPE_F64)
-    return trvk_fail(TRVK_SAY("matmul: dtype without a kernel"), TRV_DTYPE_F32, dtype, expected, got);
+    return trvk_fail(TRVK_SAY("matmul: dtype without a kernel"), TRV_DTYPE_F32, dtype, expected,
+                     got);
   if (attrs->act >= TRV_ACT_COUNT || (attrs->act != TRV_ACT_NONE && !trvk_dtype_is_float(dtype)))
-    return trvk_fail(TRVK_SAY("matmul: unknown activation"), TRV_ACT_COUNT, attrs->act, expected, got);
+    return trvk_fail(TRVK_SAY("matmul: unknown activation"), TRV_ACT_COUNT, attrs->act, expected,
+                     got);
   if (attrs->packed && dtype != TRV_DTYPE_F32)
-    return trvk_fail(TRVK_SAY("matmul: packed weights are for float32"), TRV_DTYPE_F32, dtype, expected, got);
+    return trvk_fail(TRVK_SAY("matmul: packed weights are for float32"), TRV_DTYPE_F32, dtype,
+                     expected, got);
   for (uint32_t i = 0; i < call->n_in + 1u; i++) {
     const trv_tensor *t = i < call->n_in ? trvk_opt(call, i) : out;
-    if (t && t->dtype != dtype) return trvk_fail(TRVK_SAY("matmul: dtypes differ"), dtype, t->dtype, expected, got);
+    if (t && t->dtype != dtype)
+      return trvk_fail(TRVK_SAY("matmul: dtypes differ"), dtype, t->dtype, expected, got);
   }
   const char *what = trvk_out_check(out, expected, got); /* first: the plan multiplies its dims */
   return what ? what : trvk_matmul_plan_make(call, &p, expected, got);
@@ -167,7 +181,8 @@ typedef struct state {
   float b_pack[TRVK_GATHER];
 } state;
 
-static void set_bias(const state *s, const uint8_t *bias, trv_dim col, trv_dim n, float *buffer, const float **out) {
+static void set_bias(const state *s, const uint8_t *bias, trv_dim col, trv_dim n, float *buffer,
+                     const float **out) {
   *out = NULL;
   if (bias == NULL) return;
   const trv_dim step = s->p->bias.col;
@@ -182,19 +197,21 @@ static void set_bias(const state *s, const uint8_t *bias, trv_dim col, trv_dim n
 }
 
 /* Rows times one strip when B lies along K: dot products, no packing. */
-static void unit_dot(state *s, const uint8_t *b, const float *bias, trv_dim count, trv_dim col, trv_dim n) {
+static void unit_dot(state *s, const uint8_t *b, const float *bias, trv_dim count, trv_dim col,
+                     trv_dim n) {
   const trvk_matmul_plan *p = s->p;
   const float *src = (const float *)(const void *)b + col * p->b.col;
   for (trv_dim m = 0; m < count; m++) {
     float *sum = s->acc;
     s->g->dot(s->a[m], src, p->b.col, n, p->k, sum);
-    if (bias) for (trv_dim j = 0; j < n; j++) sum[j] += bias[j];
+    if (bias)
+      for (trv_dim j = 0; j < n; j++) sum[j] += bias[j];
     trvk_epi_row(&s->epi, &s->row[m], col, sum, n);
   }
 }
 
-static void unit_gemm(state *s, const uint8_t *a, const uint8_t *b, const float *bias, trv_dim count, trv_dim col,
-                      trv_dim n) {
+static void unit_gemm(state *s, const uint8_t *a, const uint8_t *b, const float *bias,
+                      trv_dim count, trv_dim col, trv_dim n) {
   const trvk_matmul_plan *p = s->p;
   const trv_dim panels = trvk_panels(n);
   const float *b_rows, *ptr[TRVK_ROWS];
@@ -221,7 +238,8 @@ static void unit_gemm(state *s, const uint8_t *a, const uint8_t *b, const float 
       k.ak = 1;
       for (trv_dim i = 0; i < count; i++) {
         float *dst = s->gather + i * k.kc;
-        trvk_row_load(dst, trvk_at(a, s->dtype, i * p->a.row + k0 * p->a.col), s->dtype, p->a.col, k.kc);
+        trvk_row_load(dst, trvk_at(a, s->dtype, i * p->a.row + k0 * p->a.col), s->dtype, p->a.col,
+                      k.kc);
         ptr[i] = dst;
       }
     }
@@ -234,8 +252,8 @@ static void unit_gemm(state *s, const uint8_t *a, const uint8_t *b, const float 
       k.bk = p->b.row;
       k.bp = TRVK_PANEL;
     } else {
-      trvk_pack_panels(s->b_pack, trvk_at(b, s->dtype, k0 * p->b.row + col * p->b.col), s->dtype, p->b.row, p->b.col,
-                       k.kc, n, panels);
+      trvk_pack_panels(s->b_pack, trvk_at(b, s->dtype, k0 * p->b.row + col * p->b.col), s->dtype,
+                       p->b.row, p->b.col, k.kc, n, panels);
       b_rows = s->b_pack;
       k.bk = TRVK_PANEL;
       k.bp = k.kc * TRVK_PANEL;
@@ -249,7 +267,8 @@ static void choose(state *s) {
   const trvk_matmul_plan *p = s->p;
   const int f32 = s->dtype == TRV_DTYPE_F32;
   s->a_direct = f32;
-  s->dot = f32 && !s->packed && p->b.row == 1 && p->b.col != 1 && p->a.col == 1 && p->m <= 8 && p->k >= 16;
+  s->dot = f32 && !s->packed && p->b.row == 1 && p->b.col != 1 && p->a.col == 1 && p->m <= 8 &&
+           p->k >= 16;
   s->b_direct = f32 && !s->packed && p->b.col == 1 && p->m <= 2 * TRVK_MR_MAX;
   s->kc = TRVK_KC;
   trv_dim most = TRVK_ROWS;
@@ -306,7 +325,10 @@ void trvk_matmul_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g) {
       last = u / strips;
       const trv_dim m0 = block * s.rows;
       count = p.m - m0 < s.rows ? p.m - m0 : s.rows;
-#define AT(o) ((o).t == NULL ? NULL : trvk_at((o).t->data, dtype, trvk_offset(p.nb, p.dim, (o).batch, batch) + m0 * (o).row))
+#define AT(o)    \
+  ((o).t == NULL \
+       ? NULL    \
+       : trvk_at((o).t->data, dtype, trvk_offset(p.nb, p.dim, (o).batch, batch) + m0 * (o).row))
       a = AT(p.a);
       b = trvk_at(p.b.t->data, dtype, trvk_offset(p.nb, p.dim, p.b.batch, batch));
       bias = two ? NULL : AT(p.bias);
@@ -325,7 +347,9 @@ void trvk_matmul_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g) {
     float buffer[TRVK_STRIP];
     const float *strip_bias;
     set_bias(&s, bias, col, n, buffer, &strip_bias);
-    if (s.dot) unit_dot(&s, b, strip_bias, count, col, n);
-    else unit_gemm(&s, a, b, strip_bias, count, col, n);
+    if (s.dot)
+      unit_dot(&s, b, strip_bias, count, col, n);
+    else
+      unit_gemm(&s, a, b, strip_bias, count, col, n);
   }
 }

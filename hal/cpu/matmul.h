@@ -6,7 +6,8 @@
 
 typedef struct trvk_matmul_operand {
   const trv_tensor *t; /* NULL: not there */
-  trv_dim batch[TRV_MAX_RANK], row, col; /* strides along the output's batch axes, rows, columns (a: col = K; b: row = K) */
+  trv_dim batch[TRV_MAX_RANK], row,
+      col; /* strides along the output's batch axes, rows, columns (a: col = K; b: row = K) */
 } trvk_matmul_operand;
 
 typedef struct trvk_matmul_plan {
@@ -17,7 +18,8 @@ typedef struct trvk_matmul_plan {
 } trvk_matmul_plan;
 
 /* NULL, or what does not fit. */
-const char *trvk_matmul_plan_make(const trvk_call *call, trvk_matmul_plan *p, int64_t *expected, int64_t *got);
+const char *trvk_matmul_plan_make(const trvk_call *call, trvk_matmul_plan *p, int64_t *expected,
+                                  int64_t *got);
 
 /* float64 and integers (matmul_plain.c). */
 void trvk_matmul_plain(const trvk_call *call, const trvk_matmul_plan *p, uint32_t tile);

@@ -1,8 +1,8 @@
 /* pack.c - weights as kernels want them. Layouts (float32; private to this folder):
  *   matmul [K, N]      panels of 16 columns: [N / 16][K][16], zeros beyond N
- *   conv               per group the same, with K = taps * channels (channels innermost); narrow groups are merged
- *   conv, depthwise    [taps][round16(channels out)]
- *   rnn [G * H, K]     the matmul layout of its transpose
+ *   conv               per group the same, with K = taps * channels (channels innermost); narrow
+ * groups are merged conv, depthwise    [taps][round16(channels out)] rnn [G * H, K]     the matmul
+ * layout of its transpose
  */
 #include "conv.h"
 #include "matmul.h"
@@ -49,20 +49,25 @@ size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim t
   return (size_t)n;
 }
 
-size_t trvk_pack_bytes(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank, const int64_t *dim) {
+size_t trvk_pack_bytes(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank,
+                       const int64_t *dim) {
   if (dtype != TRV_DTYPE_F32) return 0;
   if (op == TRV_OP_CONV) {
     shape s;
-    return conv_shape(attrs, rank, dim, &s) ? 4 * trvk_conv_packed_floats(s.groups, s.cg, s.og, s.taps) : 0;
+    return conv_shape(attrs, rank, dim, &s)
+               ? 4 * trvk_conv_packed_floats(s.groups, s.cg, s.og, s.taps)
+               : 0;
   }
   if ((op != TRV_OP_MATMUL && op != TRV_OP_RNN) || rank != 2) return 0;
   const int64_t k = dim[op == TRV_OP_RNN], n = dim[op == TRV_OP_MATMUL];
-  if (k <= 0 || n <= 0 || n > PTRDIFF_MAX / 64 - 16 || trvk_round16((trv_dim)n) > PTRDIFF_MAX / 64 / k) return 0;
+  if (k <= 0 || n <= 0 || n > PTRDIFF_MAX / 64 - 16 ||
+      trvk_round16((trv_dim)n) > PTRDIFF_MAX / 64 / k)
+    return 0;
   return (size_t)(trvk_round16((trv_dim)n) * (trv_dim)k) * sizeof(float);
 }
 
-static void pack_conv(const shape *s, const trvf_conv_attrs *a, const int64_t *dim, const int64_t *step,
-                      const float *src, float *dst) {
+static void pack_conv(const shape *s, const trvf_conv_attrs *a, const int64_t *dim,
+                      const int64_t *step, const float *src, float *dst) {
   trv_dim size[3] = {1, 1, 1}, move[3] = {0, 0, 0};
   for (uint32_t i = 0; i < a->nd; i++) {
     size[3 - a->nd + i] = (trv_dim)dim[2 + i];
@@ -82,8 +87,9 @@ static void pack_conv(const shape *s, const trvf_conv_attrs *a, const int64_t *d
       for (trv_dim o = 0; o < s->og; o++)
         for (trv_dim c = 0; c < s->cg; c++) {
           const trv_dim col = g % r * s->og + o, row = g % r * s->cg + c; /* in the merged group */
-          const trv_dim to = dw ? t * wide + g * s->og + o
-                                : (((g / r * panels + col / 16) * s->taps + t) * cg + row) * 16 + col % 16;
+          const trv_dim to =
+              dw ? t * wide + g * s->og + o
+                 : (((g / r * panels + col / 16) * s->taps + t) * cg + row) * 16 + col % 16;
           dst[to] = from[o * o_step + c * c_step];
         }
     }
@@ -100,6 +106,6 @@ void trvk_pack(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank, co
     return;
   }
   const int k = op == TRV_OP_RNN, n = !k;
-  trvk_pack_panels(dst, src, dtype, (trv_dim)step[k], (trv_dim)step[n], (trv_dim)dim[k], (trv_dim)dim[n],
-                   trvk_panels((trv_dim)dim[n]));
+  trvk_pack_panels(dst, src, dtype, (trv_dim)step[k], (trv_dim)step[n], (trv_dim)dim[k],
+                   (trv_dim)dim[n], trvk_panels((trv_dim)dim[n]));
 }

@@ -1,17 +1,28 @@
-/* pool.c - max and average pooling, windowed and adaptive, in 1 to 3 dimensions. Lanes run along channels when these are
- * innermost, along w when many outputs lie there, else one output at a time. Compiled once more per instruction set with
- * TRVK_POOL, the kernel's name, by pool_<isa>.c. */
+/* pool.c - max and average pooling, windowed and adaptive, in 1 to 3 dimensions. Lanes run along
+ * channels when these are innermost, along w when many outputs lie there, else one output at a
+ * time. Compiled once more per instruction set with TRVK_POOL, the kernel's name, by pool_<isa>.c.
+ */
 #include "pool.h"
 
 static void load_int(int64_t *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n) {
   for (trv_dim i = 0; i < n; i++) {
     const uint8_t *p = trvk_at(src, dtype, i * stride);
     switch (dtype) {
-      case TRV_DTYPE_U8: dst[i] = *p; break;
-      case TRV_DTYPE_I8: dst[i] = *(const int8_t *)p; break;
-      case TRV_DTYPE_I16: dst[i] = *(const int16_t *)(const void *)p; break;
-      case TRV_DTYPE_I32: dst[i] = *(const int32_t *)(const void *)p; break;
-      default: dst[i] = *(const int64_t *)(const void *)p; break;
+      case TRV_DTYPE_U8:
+        dst[i] = *p;
+        break;
+      case TRV_DTYPE_I8:
+        dst[i] = *(const int8_t *)p;
+        break;
+      case TRV_DTYPE_I16:
+        dst[i] = *(const int16_t *)(const void *)p;
+        break;
+      case TRV_DTYPE_I32:
+        dst[i] = *(const int32_t *)(const void *)p;
+        break;
+      default:
+        dst[i] = *(const int64_t *)(const void *)p;
+        break;
     }
   }
 }
@@ -21,10 +32,18 @@ static void store_int(uint8_t *dst, uint32_t dtype, trv_dim stride, const int64_
     uint8_t *p = trvk_at(dst, dtype, i * stride);
     switch (dtype) {
       case TRV_DTYPE_U8:
-      case TRV_DTYPE_I8: *p = (uint8_t)src[i]; break;
-      case TRV_DTYPE_I16: *(int16_t *)(void *)p = (int16_t)src[i]; break;
-      case TRV_DTYPE_I32: *(int32_t *)(void *)p = (int32_t)src[i]; break;
-      default: *(int64_t *)(void *)p = src[i]; break;
+      case TRV_DTYPE_I8:
+        *p = (uint8_t)src[i];
+        break;
+      case TRV_DTYPE_I16:
+        *(int16_t *)(void *)p = (int16_t)src[i];
+        break;
+      case TRV_DTYPE_I32:
+        *(int32_t *)(void *)p = (int32_t)src[i];
+        break;
+      default:
+        *(int64_t *)(void *)p = src[i];
+        break;
     }
   }
 }
@@ -39,14 +58,16 @@ static trvk_span pool_span(const trvk_pool *p, int axis, trv_dim o) {
     s.full = s.n;
     return s;
   }
-  const trv_dim start = o * p->stride[axis] - p->pad[axis], dil = p->dilation[axis], k = p->kernel[axis];
+  const trv_dim start = o * p->stride[axis] - p->pad[axis], dil = p->dilation[axis],
+                k = p->kernel[axis];
   const trv_dim k0 = start >= 0 ? 0 : dil == 1 ? -start : (-start + dil - 1) / dil;
   trv_dim k1 = start >= in ? 0 : dil == 1 ? in - start : (in - 1 - start) / dil + 1;
   if (k1 > k) k1 = k;
   s.first = start + k0 * dil;
   s.n = k1 > k0 ? k1 - k0 : 0;
   s.step = dil;
-  const trv_dim edge = in + p->pad[axis] - start; /* ceil_mode: cells beyond the padding never count */
+  const trv_dim edge =
+      in + p->pad[axis] - start; /* ceil_mode: cells beyond the padding never count */
   s.full = k < edge ? k : edge;
   return s;
 }
@@ -85,7 +106,8 @@ static const char *make(const trvk_call *call, trvk_pool *p, int64_t *expected, 
   if (a->nd < 1 || a->nd > 3 || x->rank != a->nd + 2u || y->rank != a->nd + 2u)
     return trvk_fail(TRVK_SAY("pool: rank does not fit"), a->nd + 2, x->rank, expected, got);
   if (x->dim[0] != y->dim[0] || x->dim[1] != y->dim[1])
-    return trvk_fail(TRVK_SAY("pool: batch or channels differ"), x->dim[1], y->dim[1], expected, got);
+    return trvk_fail(TRVK_SAY("pool: batch or channels differ"), x->dim[1], y->dim[1], expected,
+                     got);
   p->n = x->dim[0];
   p->c = x->dim[1];
   p->x = x->data;
@@ -127,13 +149,16 @@ const char *trvk_pool_check(const trvk_call *call, int64_t *expected, int64_t *g
   trvk_pool p;
   if (a->kind >= TRV_POOL_KIND_COUNT)
     return trvk_fail(TRVK_SAY("pool: unknown kind"), TRV_POOL_KIND_COUNT, a->kind, expected, got);
-  if (x->dtype != y->dtype) return trvk_fail(TRVK_SAY("pool: dtypes differ"), x->dtype, y->dtype, expected, got);
+  if (x->dtype != y->dtype)
+    return trvk_fail(TRVK_SAY("pool: dtypes differ"), x->dtype, y->dtype, expected, got);
   if (x->dtype < TRV_DTYPE_U8 || (a->kind == TRV_POOL_KIND_AVG && !trvk_dtype_is_float(x->dtype)))
-    return trvk_fail(TRVK_SAY("pool: dtype without a kernel"), TRV_DTYPE_F32, x->dtype, expected, got);
+    return trvk_fail(TRVK_SAY("pool: dtype without a kernel"), TRV_DTYPE_F32, x->dtype, expected,
+                     got);
   if (call->n_out > 1) {
     const trv_tensor *index = &call->out[1];
     if (a->kind != TRV_POOL_KIND_MAX || index->dtype != TRV_DTYPE_I64 || !trvk_same_shape(index, y))
-      return trvk_fail(TRVK_SAY("pool: indices do not fit the output"), TRV_DTYPE_I64, index->dtype, expected, got);
+      return trvk_fail(TRVK_SAY("pool: indices do not fit the output"), TRV_DTYPE_I64, index->dtype,
+                       expected, got);
   }
   for (uint32_t i = 0; i < call->n_out; i++) {
     const char *what = trvk_out_check(&call->out[i], expected, got);
@@ -148,8 +173,10 @@ uint32_t trvk_pool_tiles(const trvk_call *call, uint32_t workers) {
   if (make(call, &p, &e, &g)) return 1;
   double work = (double)trvk_count(&call->out[0]);
   for (int i = 0; i < 3; i++)
-    work *= p.adaptive ? 1.0 + (double)p.in[i] / (double)(p.out[i] ? p.out[i] : 1) : (double)p.kernel[i];
-  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, trvk_count(&call->out[0]), workers);
+    work *= p.adaptive ? 1.0 + (double)p.in[i] / (double)(p.out[i] ? p.out[i] : 1)
+                       : (double)p.kernel[i];
+  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, trvk_count(&call->out[0]),
+                    workers);
 }
 
 #endif
@@ -171,9 +198,11 @@ static void lanes(const trvk_call *call, const trvk_pool *p, const trvk_pool_at 
   } sum;
   trv_dim index[TRVK_LANES];
   const trv_dim n = at->lanes, step = p->wide ? p->ys[4] : p->ys[1];
-  const trv_dim to = at->n * p->ys[0] + at->c * p->ys[1] + at->d * p->ys[2] + at->h * p->ys[3] + at->w * p->ys[4];
+  const trv_dim to =
+      at->n * p->ys[0] + at->c * p->ys[1] + at->d * p->ys[2] + at->h * p->ys[3] + at->w * p->ys[4];
   const int indices = call->n_out > 1;
-  if (indices) for (trv_dim i = 0; i < n; i++) index[i] = -1;
+  if (indices)
+    for (trv_dim i = 0; i < n; i++) index[i] = -1;
   uint8_t *y = trvk_at(call->out[0].data, p->dtype, to);
   if (p->dtype == TRV_DTYPE_F64) {
     lanes_f64(p, at, sum.d, indices ? index : NULL);
@@ -198,7 +227,8 @@ static void lanes(const trvk_call *call, const trvk_pool *p, const trvk_pool_at 
     const trv_tensor *t = &call->out[1];
     trv_dim is[5];
     strides5(t, is);
-    int64_t *d = (int64_t *)(void *)t->data + at->n * is[0] + at->c * is[1] + at->d * is[2] + at->h * is[3] + at->w * is[4];
+    int64_t *d = (int64_t *)(void *)t->data + at->n * is[0] + at->c * is[1] + at->d * is[2] +
+                 at->h * is[3] + at->w * is[4];
     for (trv_dim i = 0; i < n; i++) d[i * (p->wide ? is[4] : is[1])] = index[i] < 0 ? 0 : index[i];
   }
 }
@@ -208,7 +238,8 @@ void TRVK_POOL(const trvk_call *call, uint32_t tile) {
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0) return;
   (void)make(call, &p, &e, &g);
-  /* Units: rows of outputs; along channels the row's pixels, each with all channels, along w each channel's row. */
+  /* Units: rows of outputs; along channels the row's pixels, each with all channels, along w each
+   * channel's row. */
   const trv_dim inner = p.wide ? p.c : p.out[2];
   trv_dim begin, end;
   trvk_split(p.n * p.out[0] * p.out[1] * inner, call->tiles, tile, &begin, &end);

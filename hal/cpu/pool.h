@@ -1,4 +1,5 @@
-/* pool.h - a pooling's geometry as three spatial axes; shared by pool.c and its instances of pool_lanes.inc. */
+/* pool.h - a pooling's geometry as three spatial axes; shared by pool.c and its instances of
+ * pool_lanes.inc. */
 #ifndef TRVK_POOL_H
 #define TRVK_POOL_H
 
@@ -15,12 +16,14 @@ typedef struct trvk_pool {
   trv_dim divisor;
 } trvk_pool;
 
-/* The cells of one output along one axis: first + i * step, i < n, all inside; full: cells that count with padding. */
+/* The cells of one output along one axis: first + i * step, i < n, all inside; full: cells that
+ * count with padding. */
 typedef struct trvk_span {
   trv_dim first, n, step, full;
 } trvk_span;
 
-/* Lanes of one row of outputs: image n, channel c (first of the lanes), output d, h, w (first of the lanes). */
+/* Lanes of one row of outputs: image n, channel c (first of the lanes), output d, h, w (first of
+ * the lanes). */
 typedef struct trvk_pool_at {
   trv_dim n, c, d, h, w, lanes;
 } trvk_pool_at;

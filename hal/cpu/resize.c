@@ -1,5 +1,5 @@
-/* resize.c - resampling on a regular grid. Source positions are computed as torch does: in float32, for float64 inputs in
- * float64. */
+/* resize.c - resampling on a regular grid. Source positions are computed as torch does: in float32,
+ * for float64 inputs in float64. */
 #include "sample.h"
 
 typedef struct plan {
@@ -23,7 +23,8 @@ static const char *make(const trvk_call *call, plan *p, int64_t *expected, int64
   if (a->nd < 1 || a->nd > 3 || x->rank != a->nd + 2u || y->rank != x->rank)
     return trvk_fail(TRVK_SAY("resize: rank does not fit"), a->nd + 2, x->rank, expected, got);
   if (x->dim[0] != y->dim[0] || x->dim[1] != y->dim[1])
-    return trvk_fail(TRVK_SAY("resize: batch or channels differ"), x->dim[1], y->dim[1], expected, got);
+    return trvk_fail(TRVK_SAY("resize: batch or channels differ"), x->dim[1], y->dim[1], expected,
+                     got);
   p->n = x->dim[0];
   p->c = x->dim[1];
   p->dtype = x->dtype;
@@ -42,11 +43,15 @@ static const char *make(const trvk_call *call, plan *p, int64_t *expected, int64
     p->ys[2 + i] = y->stride[2 + j];
     if (p->in[i] < 1 && trvk_count(y) > 0)
       return trvk_fail(TRVK_SAY("resize: an empty input"), 1, p->in[i], expected, got);
-    const int exact = a->mode == TRV_RESIZE_MODE_NEAREST || a->mode == TRV_RESIZE_MODE_NEAREST_EXACT;
+    const int exact =
+        a->mode == TRV_RESIZE_MODE_NEAREST || a->mode == TRV_RESIZE_MODE_NEAREST_EXACT;
     double s;
-    if (a->align_corners && !exact) s = p->out[i] > 1 ? (double)(p->in[i] - 1) / (double)(p->out[i] - 1) : 0.0;
-    else if (a->scale[j] > 0.0f) s = 1.0 / (double)a->scale[j];
-    else s = p->out[i] > 0 ? (double)p->in[i] / (double)p->out[i] : 1.0;
+    if (a->align_corners && !exact)
+      s = p->out[i] > 1 ? (double)(p->in[i] - 1) / (double)(p->out[i] - 1) : 0.0;
+    else if (a->scale[j] > 0.0f)
+      s = 1.0 / (double)a->scale[j];
+    else
+      s = p->out[i] > 0 ? (double)p->in[i] / (double)p->out[i] : 1.0;
     p->scale[i] = p->wide ? s : (double)(float)s;
   }
   return NULL;
@@ -57,11 +62,13 @@ const char *trvk_resize_check(const trvk_call *call, int64_t *expected, int64_t 
   const uint32_t dtype = call->in[0].dtype;
   plan p;
   if (a->mode >= TRV_RESIZE_MODE_COUNT)
-    return trvk_fail(TRVK_SAY("resize: unknown mode"), TRV_RESIZE_MODE_COUNT, a->mode, expected, got);
+    return trvk_fail(TRVK_SAY("resize: unknown mode"), TRV_RESIZE_MODE_COUNT, a->mode, expected,
+                     got);
   if (call->out[0].dtype != dtype)
     return trvk_fail(TRVK_SAY("resize: dtypes differ"), dtype, call->out[0].dtype, expected, got);
   if (a->mode >= TRV_RESIZE_MODE_LINEAR && !trvk_dtype_is_float(dtype))
-    return trvk_fail(TRVK_SAY("resize: dtype without a kernel"), TRV_DTYPE_F32, dtype, expected, got);
+    return trvk_fail(TRVK_SAY("resize: dtype without a kernel"), TRV_DTYPE_F32, dtype, expected,
+                     got);
   const char *what = trvk_out_check(&call->out[0], expected, got);
   return what ? what : make(call, &p, expected, got);
 }
@@ -70,7 +77,8 @@ uint32_t trvk_resize_tiles(const trvk_call *call, uint32_t workers) {
   const trvf_resize_attrs *a = call->attrs;
   const trv_tensor *y = &call->out[0];
   const trv_dim count = trvk_count(y), each = a->mode < TRV_RESIZE_MODE_LINEAR ? 1 : 4;
-  return trvk_tiles(count > PTRDIFF_MAX / 4 ? count : count * each, count / (y->dim[y->rank - 1] * y->dim[1] + 1) + 1, workers);
+  return trvk_tiles(count > PTRDIFF_MAX / 4 ? count : count * each,
+                    count / (y->dim[y->rank - 1] * y->dim[1] + 1) + 1, workers);
 }
 
 /* float or double products, as torch rounds them */
@@ -80,7 +88,8 @@ static double position(const plan *p, double scale, double dst, double shift) {
   return (double)(product - (float)shift);
 }
 
-static void neighbours(const plan *p, const trvf_resize_attrs *a, int axis, trv_dim o, axis_taps *t) {
+static void neighbours(const plan *p, const trvf_resize_attrs *a, int axis, trv_dim o,
+                       axis_taps *t) {
   const trv_dim in = p->in[axis];
   const double s = p->scale[axis];
   t->count = 1;
@@ -128,7 +137,8 @@ static void pixel(const plan *p, const trvf_resize_attrs *a, const uint8_t *x, u
                   const axis_taps *td, const axis_taps *th, const axis_taps *tw) {
   if (a->mode < TRV_RESIZE_MODE_LINEAR) {
     const trv_dim at = td->at[0] * p->xs[2] + th->at[0] * p->xs[3] + tw->at[0] * p->xs[4];
-    trvk_sample_copy(trvk_at(x, p->dtype, at), p->xs[1], y, p->ys[1], p->c, trv_dtype_size(p->dtype));
+    trvk_sample_copy(trvk_at(x, p->dtype, at), p->xs[1], y, p->ys[1], p->c,
+                     trv_dtype_size(p->dtype));
     return;
   }
   trvk_taps64 t;
@@ -145,8 +155,10 @@ static void pixel(const plan *p, const trvf_resize_attrs *a, const uint8_t *x, u
       }
     }
   t.count = f.count = n;
-  if (p->wide) trvk_sample64(&t, x, p->xs[1], y, p->ys[1], p->c);
-  else trvk_sample32(&f, x, p->xs[1], y, p->ys[1], p->c, p->dtype);
+  if (p->wide)
+    trvk_sample64(&t, x, p->xs[1], y, p->ys[1], p->c);
+  else
+    trvk_sample32(&f, x, p->xs[1], y, p->ys[1], p->c, p->dtype);
 }
 
 void trvk_resize__ref(const trvk_call *call, uint32_t tile) {

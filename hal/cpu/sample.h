@@ -1,4 +1,5 @@
-/* sample.h - weighted sums of a few input positions, channels as lanes: what resize and grid_sample end in. */
+/* sample.h - weighted sums of a few input positions, channels as lanes: what resize and grid_sample
+ * end in. */
 #ifndef TRVK_SAMPLE_H
 #define TRVK_SAMPLE_H
 
@@ -16,12 +17,14 @@ typedef struct trvk_taps64 {
 } trvk_taps64;
 
 /* y[c] = sum of weight * x[at + c], c < channels. */
-void trvk_sample32(const trvk_taps32 *t, const uint8_t *x, trv_dim x_step, uint8_t *y, trv_dim y_step, trv_dim channels,
-                   uint32_t dtype);
-void trvk_sample64(const trvk_taps64 *t, const uint8_t *x, trv_dim x_step, uint8_t *y, trv_dim y_step, trv_dim channels);
+void trvk_sample32(const trvk_taps32 *t, const uint8_t *x, trv_dim x_step, uint8_t *y,
+                   trv_dim y_step, trv_dim channels, uint32_t dtype);
+void trvk_sample64(const trvk_taps64 *t, const uint8_t *x, trv_dim x_step, uint8_t *y,
+                   trv_dim y_step, trv_dim channels);
 
 /* y[c] = x[c] of any dtype with elements of `size` bytes. */
-void trvk_sample_copy(const uint8_t *x, trv_dim x_step, uint8_t *y, trv_dim y_step, trv_dim channels, size_t size);
+void trvk_sample_copy(const uint8_t *x, trv_dim x_step, uint8_t *y, trv_dim y_step,
+                      trv_dim channels, size_t size);
 
 /* A position as an index of 0 .. n-1, whatever the number is. n >= 1. */
 static inline trv_dim trvk_index(double at, trv_dim n) {

@@ -1,7 +1,9 @@
-/* vec.h - TRVV_N floats at once, for kernels that are written once and compiled per instruction set.
+/* vec.h - TRVV_N floats at once, for kernels that are written once and compiled per instruction
+ * set.
  *
- * Define TRVV_N (4, 8 or 16) before including it; a file for AVX2 or AVX-512 selects its target first (isa_*.h). Loads and
- * stores take any alignment of floats. fma rounds once where the instruction set has it.
+ * Define TRVV_N (4, 8 or 16) before including it; a file for AVX2 or AVX-512 selects its target
+ * first (isa_*.h). Loads and stores take any alignment of floats. fma rounds once where the
+ * instruction set has it.
  */
 #ifndef TRVK_VEC_H
 #define TRVK_VEC_H
@@ -30,7 +32,9 @@ typedef float trvv_any __attribute__((vector_size(4 * TRVV_N), aligned(4), may_a
 TRVV_INLINE trvv trvv_load(const float *p) { return *(const trvv_any *)(const void *)p; }
 TRVV_INLINE void trvv_store(float *p, trvv v) { *(trvv_any *)(void *)p = v; }
 #if TRVV_N == 16
-TRVV_INLINE trvv trvv_set(float x) { return (trvv){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+TRVV_INLINE trvv trvv_set(float x) {
+  return (trvv){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
+}
 #elif TRVV_N == 8
 TRVV_INLINE trvv trvv_set(float x) { return (trvv){x, x, x, x, x, x, x, x}; }
 #else
@@ -40,13 +44,17 @@ TRVV_INLINE trvv trvv_add(trvv a, trvv b) { return a + b; }
 TRVV_INLINE trvv trvv_mul(trvv a, trvv b) { return a * b; }
 
 #if TRVV_N == 16 && defined(__AVX512F__)
-TRVV_INLINE trvv trvv_fma(trvv a, trvv b, trvv c) { return (trvv)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+TRVV_INLINE trvv trvv_fma(trvv a, trvv b, trvv c) {
+  return (trvv)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
 TRVV_INLINE trvv trvv_clamp(trvv x, trvv lo, trvv hi) {
   return (trvv)_mm512_min_ps((__m512)hi, _mm512_max_ps((__m512)lo, (__m512)x));
 }
 #define TRVV_MAX(a, b) (trvv) _mm512_max_ps((__m512)a, (__m512)b)
 #elif TRVV_N == 8 && defined(__FMA__)
-TRVV_INLINE trvv trvv_fma(trvv a, trvv b, trvv c) { return (trvv)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+TRVV_INLINE trvv trvv_fma(trvv a, trvv b, trvv c) {
+  return (trvv)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+}
 TRVV_INLINE trvv trvv_clamp(trvv x, trvv lo, trvv hi) {
   return (trvv)_mm256_min_ps((__m256)hi, _mm256_max_ps((__m256)lo, (__m256)x));
 }
@@ -72,20 +80,26 @@ TRVV_INLINE trvv trvv_clamp(trvv x, trvv lo, trvv hi) {
   const trvv_i above = (trvv_i)(x > hi);
   return (trvv)(((trvv_i)hi & above) | ((trvv_i)x & ~above));
 }
-TRVV_INLINE trvv trvv_pick(trvv_i mask, trvv a, trvv b) { return (trvv)(((trvv_i)a & mask) | ((trvv_i)b & ~mask)); }
+TRVV_INLINE trvv trvv_pick(trvv_i mask, trvv a, trvv b) {
+  return (trvv)(((trvv_i)a & mask) | ((trvv_i)b & ~mask));
+}
 #define TRVV_MAX(a, b) trvv_pick((trvv_i)(a > b), a, b)
 #endif
 
 #else /* any C11 compiler: its vectoriser is on its own */
 #define TRVV_INLINE static inline
 #define TRVV_UNROLL
-typedef struct trvv { float f[TRVV_N]; } trvv;
-#define TRVV_EACH(expr) \
-  trvv r_; \
+typedef struct trvv {
+  float f[TRVV_N];
+} trvv;
+#define TRVV_EACH(expr)                              \
+  trvv r_;                                           \
   for (int i = 0; i < TRVV_N; i++) r_.f[i] = (expr); \
   return r_
 TRVV_INLINE trvv trvv_load(const float *p) { TRVV_EACH(p[i]); }
-TRVV_INLINE void trvv_store(float *p, trvv v) { for (int i = 0; i < TRVV_N; i++) p[i] = v.f[i]; }
+TRVV_INLINE void trvv_store(float *p, trvv v) {
+  for (int i = 0; i < TRVV_N; i++) p[i] = v.f[i];
+}
 TRVV_INLINE trvv trvv_set(float x) { TRVV_EACH(x); }
 TRVV_INLINE trvv trvv_add(trvv a, trvv b) { TRVV_EACH(a.f[i] + b.f[i]); }
 TRVV_INLINE trvv trvv_mul(trvv a, trvv b) { TRVV_EACH(a.f[i] * b.f[i]); }
@@ -104,7 +118,8 @@ TRVV_INLINE trvv trvv_max(trvv a, trvv b) { return TRVV_MAX(a, b); }
 TRVV_INLINE float trvv_sum(trvv v) {
 #if defined(__GNUC__) && defined(__SSE3__) && TRVV_N >= 8
 #if TRVV_N == 16
-  const __m256 y = _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+  const __m256 y =
+      _mm256_add_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
 #else
   const __m256 y = (__m256)v;
 #endif
@@ -114,8 +129,8 @@ TRVV_INLINE float trvv_sum(trvv v) {
 #else
   float s[TRVV_N];
   trvv_store(s, v);
-  TRVV_UNROLL for (int w = TRVV_N / 2; w > 0; w /= 2)
-    TRVV_UNROLL for (int i = 0; i < w; i++) s[i] += s[i + w];
+  TRVV_UNROLL for (int w = TRVV_N / 2; w > 0; w /= 2) TRVV_UNROLL for (int i = 0; i < w; i++)
+      s[i] += s[i + w];
   return s[0];
 #endif
 }

@@ -16,6 +16,7 @@ from trivet.ir.verify import verify
 PASSES: tuple[str, ...] = (
     "canonicalize",
     "fold_constants",
+    "fuse_pad",
     "fuse_norm",
     "fuse_attention",
     "fold_batch_norm",

@@ -5,6 +5,8 @@ Kernels take any strides, so this pass decides speed, never correctness.
 
 from __future__ import annotations
 
+from math import prod
+
 from trivet.constants import layout
 from trivet.fbs.structs import NormKind
 from trivet.ir import ops
@@ -136,13 +138,13 @@ class _Layout:
             order = self._follow(v, out)
             if order is not None and same_strides(out.shape, dense(out.shape, order), dense(out.shape)):
                 order = None
-            votes[order] = votes.get(order, 0) + 1
+            votes[order] = votes.get(order, 0) + prod(d for d in v.shape if isinstance(d, int))
         last = channels_last(len(out.shape))
         if (not votes or None in votes) and self._wants(out, DEPTH):
             return last
         if not votes:
             return None
-        return max(votes, key=lambda o: (votes[o] + (o is not None) * 0.5, o is not None))
+        return max(votes, key=lambda o: (votes[o], o is not None))
 
     def _wants(self, v: Value, depth: int) -> bool:
         """True if a convolution reads the value, maybe through elementwise nodes."""
