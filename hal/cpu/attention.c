@@ -3,7 +3,7 @@
  * together, so that a decoding step reads its keys and values once. */
 #include "attention.h"
 
-static int leading(const trv_tensor *t, const trvk_attention *p, trv_dim *stride, trv_dim *head) {
+static int leading(const trv_tensor* t, const trvk_attention* p, trv_dim* stride, trv_dim* head) {
   /* Leading axes but the last (heads), numpy rules. */
   const uint32_t have = t->rank - 2u, want = p->nb + 1;
   *head = 0;
@@ -22,11 +22,11 @@ static int leading(const trv_tensor *t, const trvk_attention *p, trv_dim *stride
   return 1;
 }
 
-static trv_dim heads_of(const trv_tensor *t) { return t->rank > 2 ? t->dim[t->rank - 3] : 1; }
+static trv_dim heads_of(const trv_tensor* t) { return t->rank > 2 ? t->dim[t->rank - 3] : 1; }
 
-static const char *make(const trvk_call *call, trvk_attention *p, int64_t *expected, int64_t *got) {
+static const char* make(const trvk_call* call, trvk_attention* p, int64_t* expected, int64_t* got) {
   const trv_tensor *q = &call->in[0], *k = &call->in[1], *v = &call->in[2], *o = &call->out[0];
-  const trv_tensor *mask = trvk_opt(call, 3);
+  const trv_tensor* mask = trvk_opt(call, 3);
   *expected = *got = 0;
   if (q->rank < 2 || k->rank < 2 || v->rank < 2 || o->rank != q->rank)
     return trvk_fail(TRVK_SAY("attention: rank does not fit"), 2, q->rank, expected, got);
@@ -56,16 +56,16 @@ static const char *make(const trvk_call *call, trvk_attention *p, int64_t *expec
   if (!leading(q, p, p->q.batch, &p->q.head) || !leading(k, p, p->k.batch, &p->k.head) ||
       !leading(v, p, p->v.batch, &p->v.head) || !leading(o, p, p->o.batch, &p->o.head))
     return TRVK_SAY("attention: batch sizes do not fit");
-  trvk_attention_operand *const all[4] = {&p->q, &p->k, &p->v, &p->o};
-  const trv_tensor *const tensors[4] = {q, k, v, o};
+  trvk_attention_operand* const all[4] = {&p->q, &p->k, &p->v, &p->o};
+  const trv_tensor* const tensors[4] = {q, k, v, o};
   for (int i = 0; i < 4; i++) {
-    const trv_tensor *t = tensors[i];
+    const trv_tensor* t = tensors[i];
     all[i]->data = t->data;
     all[i]->row = t->stride[t->rank - 2];
     all[i]->col = t->stride[t->rank - 1];
   }
   if (mask) {
-    trvk_attention_operand *m = &p->mask;
+    trvk_attention_operand* m = &p->mask;
     trv_tensor full = *mask; /* with at least two axes */
     if (full.rank < 2) {
       if (full.rank == 0) full.dim[0] = 1, full.stride[0] = 0;
@@ -87,46 +87,46 @@ static const char *make(const trvk_call *call, trvk_attention *p, int64_t *expec
   return NULL;
 }
 
-const char *trvk_attention_check(const trvk_call *call, int64_t *expected, int64_t *got) {
-  const trv_tensor *mask = trvk_opt(call, 3);
+const char* trvk_attention_check(const trvk_call* call, int64_t* expected, int64_t* got) {
+  const trv_tensor* mask = trvk_opt(call, 3);
   const uint32_t dtype = call->in[0].dtype;
   trvk_attention p;
   if (!trvk_dtype_is_float(dtype))
     return trvk_fail(TRVK_SAY("attention: dtype without a kernel"), TRV_DTYPE_F32, dtype, expected,
                      got);
   for (uint32_t i = 1; i < 4; i++) {
-    const trv_tensor *t = i < 3 ? &call->in[i] : &call->out[0];
+    const trv_tensor* t = i < 3 ? &call->in[i] : &call->out[0];
     if (t->dtype != dtype)
       return trvk_fail(TRVK_SAY("attention: dtypes differ"), dtype, t->dtype, expected, got);
   }
   if (mask && mask->dtype != TRV_DTYPE_BOOL && !trvk_dtype_is_float(mask->dtype))
     return trvk_fail(TRVK_SAY("attention: the mask is neither bool nor float"), TRV_DTYPE_BOOL,
                      mask->dtype, expected, got);
-  const char *what = trvk_out_check(&call->out[0], expected, got);
+  const char* what = trvk_out_check(&call->out[0], expected, got);
   return what ? what : make(call, &p, expected, got);
 }
 
 /* Rows of one key head: its query heads times queries. */
-static trv_dim rows_of(const trvk_attention *p) { return p->heads / p->groups * p->l; }
+static trv_dim rows_of(const trvk_attention* p) { return p->heads / p->groups * p->l; }
 
-static trv_dim block_columns(const trvk_attention *p) {
+static trv_dim block_columns(const trvk_attention* p) {
   const trv_dim most = TRVK_GATHER / TRVK_MR_MAX / TRVK_STRIP * TRVK_STRIP,
                 e = (p->e + TRVK_STRIP - 1) / TRVK_STRIP * TRVK_STRIP;
   const trv_dim cap = most < TRVK_STRIP ? TRVK_STRIP : most;
   return e < cap ? (e > 0 ? e : TRVK_STRIP) : cap;
 }
-static trv_dim block_rows(const trvk_attention *p) {
+static trv_dim block_rows(const trvk_attention* p) {
   const trv_dim rows = TRVK_GATHER / block_columns(p);
   return rows < TRVK_QUERIES ? rows : TRVK_QUERIES;
 }
 
-static trv_dim unit_count(const trvk_attention *p, trv_dim rows) {
+static trv_dim unit_count(const trvk_attention* p, trv_dim rows) {
   trv_dim n = p->groups * ((rows_of(p) + rows - 1) / rows);
   for (uint32_t i = 0; i < p->nb; i++) n *= p->dim[i];
   return n;
 }
 
-uint32_t trvk_attention_tiles(const trvk_call *call, uint32_t workers) {
+uint32_t trvk_attention_tiles(const trvk_call* call, uint32_t workers) {
   trvk_attention p;
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0 || make(call, &p, &e, &g)) return 1;
@@ -145,8 +145,8 @@ typedef struct row_state {
 } row_state;
 
 typedef struct state {
-  const trvk_attention *p;
-  const trvk_gemm *g;
+  const trvk_attention* p;
+  const trvk_gemm* g;
   uint32_t dtype;
   int causal;
   float scale;
@@ -160,10 +160,10 @@ typedef struct state {
   float gather[TRVK_PACK];
 } state;
 
-static void tiles(const state *s, trvk_tile *t, float *c, trv_dim c_step, const float *const *rows,
+static void tiles(const state* s, trvk_tile* t, float* c, trv_dim c_step, const float* const* rows,
                   int np) {
   const trv_dim mr = trvk_even_rows(s->g, s->count);
-  float *to[TRVK_MR_MAX];
+  float* to[TRVK_MR_MAX];
   t->taps = 1;
   t->bias = NULL;
   t->b_off = 0;
@@ -185,14 +185,14 @@ static void tiles(const state *s, trvk_tile *t, float *c, trv_dim c_step, const 
 }
 
 /* score[row][0 .. n) = q . k of keys from k0 on. */
-static void scores(state *s, trv_dim k0, trv_dim n) {
-  const trvk_attention *p = s->p;
+static void scores(state* s, trv_dim k0, trv_dim n) {
+  const trvk_attention* p = s->p;
   const int f32 = s->dtype == TRV_DTYPE_F32, q_plain = f32 && p->q.col == 1;
   const float *rows[TRVK_QUERIES], *b = s->pack;
   if (q_plain && p->k.col == 1 && s->count <= 8) {
     for (trv_dim i = 0; i < s->count; i++)
-      s->g->dot((const float *)(const void *)p->q.data + s->row[i].q,
-                (const float *)(const void *)s->k + k0 * p->k.row, p->k.row, n, p->d,
+      s->g->dot((const float*)(const void*)p->q.data + s->row[i].q,
+                (const float*)(const void*)s->k + k0 * p->k.row, p->k.row, n, p->d,
                 s->score + i * TRVK_KEYS);
     return;
   }
@@ -207,7 +207,7 @@ static void scores(state *s, trv_dim k0, trv_dim n) {
     t.kc = p->d - d0 < most ? p->d - d0 : most;
     for (trv_dim i = 0; i < s->count; i++) {
       if (q_plain) {
-        rows[i] = (const float *)(const void *)p->q.data + s->row[i].q + d0;
+        rows[i] = (const float*)(const void*)p->q.data + s->row[i].q + d0;
         continue;
       }
       trvk_row_load(s->gather + i * t.kc, trvk_at(p->q.data, s->dtype, s->row[i].q + d0 * p->q.col),
@@ -227,17 +227,17 @@ static void scores(state *s, trv_dim k0, trv_dim n) {
 }
 
 /* Scores become weights; the sums so far are scaled to the new maximum. */
-static void soften(state *s, trv_dim k0, trv_dim n) {
-  const trvk_attention *p = s->p;
+static void soften(state* s, trv_dim k0, trv_dim n) {
+  const trvk_attention* p = s->p;
   for (trv_dim i = 0; i < s->count; i++) {
-    row_state *r = &s->row[i];
+    row_state* r = &s->row[i];
     float *x = s->score + i * TRVK_KEYS, scale = s->scale;
     trv_dim take = n;
     if (s->causal && r->l - k0 + 1 < n) take = r->l - k0 + 1 > 0 ? r->l - k0 + 1 : 0;
     if (p->mask.data) {
       const trv_dim at = r->mask + k0 * p->mask.col;
       if (p->mask_dtype == TRV_DTYPE_BOOL) {
-        const uint8_t *m = p->mask.data + at;
+        const uint8_t* m = p->mask.data + at;
         for (trv_dim j = 0; j < take; j++) x[j] = m[j * p->mask.col] ? x[j] * scale : -INFINITY;
       } else {
         float add[TRVK_KEYS];
@@ -254,7 +254,7 @@ static void soften(state *s, trv_dim k0, trv_dim n) {
     for (trv_dim j = take; j < n; j++) x[j] = 0.0f;
     if (max != r->max) {
       const float f = r->max == -INFINITY ? 0.0f : expf(r->max - base);
-      float *o = s->sum + i * s->columns;
+      float* o = s->sum + i * s->columns;
       for (trv_dim j = 0; j < s->columns; j++) o[j] *= f;
       r->sum *= f;
       r->max = max;
@@ -264,8 +264,8 @@ static void soften(state *s, trv_dim k0, trv_dim n) {
 }
 
 /* sum += weights x values. */
-static void values(state *s, trv_dim k0, trv_dim n) {
-  const trvk_attention *p = s->p;
+static void values(state* s, trv_dim k0, trv_dim n) {
+  const trvk_attention* p = s->p;
   const float *rows[TRVK_QUERIES], *b;
   const int plain = s->dtype == TRV_DTYPE_F32 && p->v.col == 1;
   const trv_dim width = (trv_dim)s->g->np * TRVK_PANEL;
@@ -277,9 +277,9 @@ static void values(state *s, trv_dim k0, trv_dim n) {
   for (trv_dim j = 0; j < s->en; j += width) {
     const trv_dim cols = s->en - j < width ? s->en - j : width;
     const int np = cols > TRVK_PANEL ? 2 : 1;
-    const uint8_t *src = trvk_at(s->v, s->dtype, k0 * p->v.row + (s->e0 + j) * p->v.col);
+    const uint8_t* src = trvk_at(s->v, s->dtype, k0 * p->v.row + (s->e0 + j) * p->v.col);
     if (plain && cols % TRVK_PANEL == 0) {
-      b = (const float *)(const void *)src;
+      b = (const float*)(const void*)src;
       t.bk = p->v.row;
       t.bp = TRVK_PANEL;
     } else {
@@ -292,8 +292,8 @@ static void values(state *s, trv_dim k0, trv_dim n) {
   }
 }
 
-static void block(state *s) {
-  const trvk_attention *p = s->p;
+static void block(state* s) {
+  const trvk_attention* p = s->p;
   trv_dim keys = p->s, last = 0;
   for (trv_dim i = 0; i < s->count; i++) {
     s->row[i].max = -INFINITY;
@@ -309,7 +309,7 @@ static void block(state *s) {
     values(s, k0, n);
   }
   for (trv_dim i = 0; i < s->count; i++) {
-    float *o = s->sum + i * s->columns;
+    float* o = s->sum + i * s->columns;
     const float f = s->row[i].sum == 0.0f ? 0.0f : 1.0f / s->row[i].sum;
     for (trv_dim j = 0; j < s->en; j++) o[j] *= f;
     trvk_row_store(trvk_at(p->o.data, s->dtype, s->row[i].o + s->e0 * p->o.col), s->dtype, p->o.col,
@@ -317,8 +317,8 @@ static void block(state *s) {
   }
 }
 
-void trvk_attention_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g) {
-  const trvf_attention_attrs *attrs = call->attrs;
+void trvk_attention_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g) {
+  const trvf_attention_attrs* attrs = call->attrs;
   trvk_attention p;
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0) return;

@@ -16,7 +16,7 @@
 #endif
 
 typedef struct trvk_attention_operand {
-  const uint8_t *data;
+  const uint8_t* data;
   trv_dim batch[TRV_MAX_RANK], head, row, col; /* strides */
 } trvk_attention_operand;
 
@@ -27,5 +27,5 @@ typedef struct trvk_attention {
 } trvk_attention;
 
 /* float64 (attention_plain.c) */
-void trvk_attention_plain(const trvk_call *call, const trvk_attention *p, uint32_t tile);
+void trvk_attention_plain(const trvk_call* call, const trvk_attention* p, uint32_t tile);
 #endif

@@ -6,23 +6,23 @@
 
 typedef struct query {
   const double *q, *k, *v;
-  double *o;
-  const uint8_t *mask;
+  double* o;
+  const uint8_t* mask;
   trv_dim keys;
 } query;
 
 /* Weights of keys k0 .. k0+n relative to the running maximum; returns the factor for what was
  * summed before. */
-static double weigh(const trvk_attention *p, const query *t, double scale, trv_dim k0, trv_dim n,
-                    double *w, double *max, double *sum) {
+static double weigh(const trvk_attention* p, const query* t, double scale, trv_dim k0, trv_dim n,
+                    double* w, double* max, double* sum) {
   double most = *max;
   for (trv_dim j = 0; j < n; j++) {
-    const double *k = t->k + (k0 + j) * p->k.row;
+    const double* k = t->k + (k0 + j) * p->k.row;
     double s = 0.0;
     for (trv_dim i = 0; i < p->d; i++) s += t->q[i * p->q.col] * k[i * p->k.col];
     s *= scale;
     if (t->mask) {
-      const uint8_t *m = trvk_at(t->mask, p->mask_dtype, (k0 + j) * p->mask.col);
+      const uint8_t* m = trvk_at(t->mask, p->mask_dtype, (k0 + j) * p->mask.col);
       double add = 0.0;
       if (p->mask_dtype != TRV_DTYPE_BOOL)
         trvk_row_load64(&add, m, p->mask_dtype, 1, 1);
@@ -44,7 +44,7 @@ static double weigh(const trvk_attention *p, const query *t, double scale, trv_d
   return f;
 }
 
-static void row(const trvk_attention *p, const query *t, double scale) {
+static void row(const trvk_attention* p, const query* t, double scale) {
   for (trv_dim e0 = 0; e0 < p->e; e0 += COLS) {
     const trv_dim en = p->e - e0 < COLS ? p->e - e0 : COLS;
     double acc[COLS] = {0.0}, w[KEYS], max = -INFINITY, sum = 0.0;
@@ -53,7 +53,7 @@ static void row(const trvk_attention *p, const query *t, double scale) {
       const double f = weigh(p, t, scale, k0, n, w, &max, &sum);
       for (trv_dim i = 0; i < en; i++) acc[i] *= f;
       for (trv_dim j = 0; j < n; j++) {
-        const double *v = t->v + (k0 + j) * p->v.row + e0 * p->v.col;
+        const double* v = t->v + (k0 + j) * p->v.row + e0 * p->v.col;
         for (trv_dim i = 0; i < en; i++) acc[i] += w[j] * v[i * p->v.col];
       }
     }
@@ -61,8 +61,8 @@ static void row(const trvk_attention *p, const query *t, double scale) {
   }
 }
 
-void trvk_attention_plain(const trvk_call *call, const trvk_attention *p, uint32_t tile) {
-  const trvf_attention_attrs *attrs = call->attrs;
+void trvk_attention_plain(const trvk_call* call, const trvk_attention* p, uint32_t tile) {
+  const trvf_attention_attrs* attrs = call->attrs;
   trv_dim rows = p->heads * p->l, begin, end;
   const double usual =
       1.0 / sqrt((double)(p->d > 0 ? p->d : 1)); /* not as rounded to the attribute */
@@ -75,10 +75,10 @@ void trvk_attention_plain(const trvk_call *call, const trvk_attention *p, uint32
     query t;
 #define AT(o, head_, row_) \
   (trvk_offset(p->nb, p->dim, (o).batch, batch) + (head_) * (o).head + (row_) * (o).row)
-    t.q = (const double *)(const void *)p->q.data + AT(p->q, h, l);
-    t.k = (const double *)(const void *)p->k.data + AT(p->k, group, 0);
-    t.v = (const double *)(const void *)p->v.data + AT(p->v, group, 0);
-    t.o = (double *)(void *)call->out[0].data + AT(p->o, h, l);
+    t.q = (const double*)(const void*)p->q.data + AT(p->q, h, l);
+    t.k = (const double*)(const void*)p->k.data + AT(p->k, group, 0);
+    t.v = (const double*)(const void*)p->v.data + AT(p->v, group, 0);
+    t.o = (double*)(void*)call->out[0].data + AT(p->o, h, l);
     t.mask = p->mask.data ? trvk_at(p->mask.data, p->mask_dtype, AT(p->mask, h, l)) : NULL;
 #undef AT
     t.keys = attrs->causal && l + 1 < p->s ? l + 1 : p->s;

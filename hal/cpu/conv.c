@@ -2,7 +2,7 @@
 #include "conv.h"
 
 /* Strides as n, c, d, h, w. */
-static void strides5(const trv_tensor *t, trv_dim *out) {
+static void strides5(const trv_tensor* t, trv_dim* out) {
   memset(out, 0, 5 * sizeof *out);
   if (t == NULL) return;
   out[0] = t->stride[0];
@@ -10,17 +10,17 @@ static void strides5(const trv_tensor *t, trv_dim *out) {
   for (uint32_t i = 2; i < t->rank; i++) out[5 - t->rank + i] = t->stride[i];
 }
 
-static void sizes3(const trv_tensor *t, trv_dim *out) {
+static void sizes3(const trv_tensor* t, trv_dim* out) {
   out[0] = out[1] = out[2] = 1;
   for (uint32_t i = 2; i < t->rank; i++) out[3 - t->rank + i] = t->dim[i];
 }
 
 /* A pointwise convolution over pixels that lie evenly: one long axis. */
-static void join_pixels(trvk_conv_geo *g) {
+static void join_pixels(trvk_conv_geo* g) {
   for (int i = 0; i < 3; i++)
     if (g->kernel[i] != 1 || g->stride[i] != 1 || g->pad[i] != 0 || g->in[i] < g->out[i]) return;
   for (int i = 1; i >= -1; i--) { /* h, d, n join w */
-    trv_dim *const size = i < 0 ? &g->n : &g->out[i];
+    trv_dim* const size = i < 0 ? &g->n : &g->out[i];
     const int s = i < 0 ? 0 : 2 + i;
     if (*size == 1) continue;
     if (g->out[2] == 1) {
@@ -38,13 +38,13 @@ static void join_pixels(trvk_conv_geo *g) {
 }
 
 /* A last axis of size 1 that does nothing goes first: rows then run along an axis with work. */
-static void drop_trivial(trvk_conv_geo *g) {
+static void drop_trivial(trvk_conv_geo* g) {
   for (int n = 0; n < 2 && g->in[2] == 1 && g->out[2] == 1 && g->kernel[2] == 1 && g->pad[2] == 0;
        n++) {
-    trv_dim *const sizes[6] = {g->in, g->out, g->kernel, g->stride, g->pad, g->dilation};
-    trv_dim *const steps[4] = {g->xs + 2, g->ys + 2, g->rs + 2, g->ws + 2};
+    trv_dim* const sizes[6] = {g->in, g->out, g->kernel, g->stride, g->pad, g->dilation};
+    trv_dim* const steps[4] = {g->xs + 2, g->ys + 2, g->rs + 2, g->ws + 2};
     for (int i = 0; i < 10; i++) {
-      trv_dim *v = i < 6 ? sizes[i] : steps[i - 6];
+      trv_dim* v = i < 6 ? sizes[i] : steps[i - 6];
       const trv_dim last = v[2];
       v[2] = v[1];
       v[1] = v[0];
@@ -53,9 +53,9 @@ static void drop_trivial(trvk_conv_geo *g) {
   }
 }
 
-const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t *expected,
-                               int64_t *got) {
-  const trvf_conv_attrs *a = call->attrs;
+const char* trvk_conv_geo_make(const trvk_call* call, trvk_conv_geo* g, int64_t* expected,
+                               int64_t* got) {
+  const trvf_conv_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0];
   const trv_tensor *bias = trvk_opt(call, 2), *res = trvk_opt(call, 3);
   const trv_dim most = PTRDIFF_MAX / 4;
@@ -142,8 +142,8 @@ const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t 
   return NULL;
 }
 
-const char *trvk_conv_check(const trvk_call *call, int64_t *expected, int64_t *got) {
-  const trvf_conv_attrs *a = call->attrs;
+const char* trvk_conv_check(const trvk_call* call, int64_t* expected, int64_t* got) {
+  const trvf_conv_attrs* a = call->attrs;
   const uint32_t dtype = call->in[0].dtype;
   trvk_conv_geo g;
   if (!trvk_dtype_is_float(dtype))
@@ -151,11 +151,11 @@ const char *trvk_conv_check(const trvk_call *call, int64_t *expected, int64_t *g
   if (a->act >= TRV_ACT_COUNT)
     return trvk_fail(TRVK_SAY("conv: unknown activation"), TRV_ACT_COUNT, a->act, expected, got);
   for (uint32_t i = 0; i < call->n_in + 1u; i++) {
-    const trv_tensor *t = i < call->n_in ? trvk_opt(call, i) : &call->out[0];
+    const trv_tensor* t = i < call->n_in ? trvk_opt(call, i) : &call->out[0];
     if (t && t->dtype != dtype)
       return trvk_fail(TRVK_SAY("conv: dtypes differ"), dtype, t->dtype, expected, got);
   }
-  const char *what = trvk_out_check(&call->out[0], expected, got);
+  const char* what = trvk_out_check(&call->out[0], expected, got);
   return what ? what : trvk_conv_geo_make(call, &g, expected, got);
 }
 
@@ -171,16 +171,16 @@ static trv_dim gcd(trv_dim a, trv_dim b) {
   return a;
 }
 
-static trv_dim classes(const trvk_conv_geo *g, int i) {
+static trv_dim classes(const trvk_conv_geo* g, int i) {
   if (!g->transposed) return 1;
   return g->stride[i] < g->out[i] ? g->stride[i] : g->out[i];
 }
 
-trv_dim trvk_phase_count(const trvk_conv_geo *g) {
+trv_dim trvk_phase_count(const trvk_conv_geo* g) {
   return classes(g, 0) * classes(g, 1) * classes(g, 2);
 }
 
-void trvk_phase_make(const trvk_conv_geo *g, trv_dim index, trvk_phase *p) {
+void trvk_phase_make(const trvk_conv_geo* g, trv_dim index, trvk_phase* p) {
   for (int i = 2; i >= 0; i--) {
     const trv_dim n = classes(g, i), s = g->stride[i], dil = g->dilation[i], k = g->kernel[i];
     p->t0[i] = 0;
@@ -214,10 +214,10 @@ void trvk_phase_make(const trvk_conv_geo *g, trv_dim index, trvk_phase *p) {
 /* ---- paths
  * ---------------------------------------------------------------------------------------------------------
  */
-void trvk_conv_epi(const trvk_call *call, const trvk_conv_geo *g, trvk_epi *e,
-                   const trvk_gemm *gemm) {
-  const trvf_conv_attrs *a = call->attrs;
-  const trv_tensor *res = trvk_opt(call, 3);
+void trvk_conv_epi(const trvk_call* call, const trvk_conv_geo* g, trvk_epi* e,
+                   const trvk_gemm* gemm) {
+  const trvf_conv_attrs* a = call->attrs;
+  const trv_tensor* res = trvk_opt(call, 3);
   e->g = gemm;
   e->bias2 = NULL;
   e->bias2_col = 0;
@@ -235,8 +235,8 @@ void trvk_conv_epi(const trvk_call *call, const trvk_conv_geo *g, trvk_epi *e,
 
 typedef enum path { PATH_GEMM, PATH_DEPTHWISE, PATH_PLAIN } path;
 
-static path choose(const trvk_call *call, const trvk_conv_geo *g) {
-  const trvf_conv_attrs *a = call->attrs;
+static path choose(const trvk_call* call, const trvk_conv_geo* g) {
+  const trvf_conv_attrs* a = call->attrs;
   if (call->in[0].dtype == TRV_DTYPE_F64) return PATH_PLAIN;
   if (!g->depthwise) return PATH_GEMM;
   return a->packed && g->og == 1 && !g->transposed && g->xs[1] == 1 && g->ys[1] == 1 &&
@@ -245,7 +245,7 @@ static path choose(const trvk_call *call, const trvk_conv_geo *g) {
              : PATH_PLAIN;
 }
 
-uint32_t trvk_conv_tiles(const trvk_call *call, uint32_t workers) {
+uint32_t trvk_conv_tiles(const trvk_call* call, uint32_t workers) {
   trvk_conv_geo g;
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0 || trvk_conv_geo_make(call, &g, &e, &got)) return 1;
@@ -255,7 +255,7 @@ uint32_t trvk_conv_tiles(const trvk_call *call, uint32_t workers) {
                     trvk_count(&call->out[0]) / 16 + 1, workers);
 }
 
-void trvk_conv_run(const trvk_call *call, uint32_t tile, const trvk_gemm *gemm) {
+void trvk_conv_run(const trvk_call* call, uint32_t tile, const trvk_gemm* gemm) {
   trvk_conv_geo g;
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0) return;

@@ -35,8 +35,8 @@ static inline trv_dim trvk_conv_merge(trv_dim groups, trv_dim cg, trv_dim og) {
 size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps);
 
 /* NULL, or what does not fit. */
-const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t *expected,
-                               int64_t *got);
+const char* trvk_conv_geo_make(const trvk_call* call, trvk_conv_geo* g, int64_t* expected,
+                               int64_t* got);
 
 /* One class of outputs along each axis: those whose windows meet the same taps at the same
  * distances. A plain convolution has one class; a transposed one has one per residue of the
@@ -45,18 +45,18 @@ const char *trvk_conv_geo_make(const trvk_call *call, trvk_conv_geo *g, int64_t 
 typedef struct trvk_phase {
   trv_dim first[3], step[3], count[3], move[3], base[3], reach[3], t0[3], t_step[3], taps[3];
 } trvk_phase;
-trv_dim trvk_phase_count(const trvk_conv_geo *g);
-void trvk_phase_make(const trvk_conv_geo *g, trv_dim index, trvk_phase *p);
+trv_dim trvk_phase_count(const trvk_conv_geo* g);
+void trvk_phase_make(const trvk_conv_geo* g, trv_dim index, trvk_phase* p);
 
-void trvk_conv_epi(const trvk_call *call, const trvk_conv_geo *g, trvk_epi *e,
-                   const trvk_gemm *gemm);
+void trvk_conv_epi(const trvk_call* call, const trvk_conv_geo* g, trvk_epi* e,
+                   const trvk_gemm* gemm);
 
 /* Paths. */
 #define TRVK_DW_ROWS 32 /* kernel rows (depth * height) that the depthwise path takes */
-void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
-                        const trvk_gemm *gemm);
-void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
-                             const trvk_gemm *gemm);
-void trvk_conv_plain_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
-                         const trvk_gemm *gemm);
+void trvk_conv_gemm_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
+                        const trvk_gemm* gemm);
+void trvk_conv_depthwise_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
+                             const trvk_gemm* gemm);
+void trvk_conv_plain_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
+                         const trvk_gemm* gemm);
 #endif

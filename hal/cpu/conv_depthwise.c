@@ -6,27 +6,27 @@
 #define POST_OUTS (TRVK_ROWS * TRVK_STRIP / BLOCK) /* outputs whose sums fit on the stack */
 
 typedef struct span {
-  const trvk_conv_geo *g;
-  const trvk_epi *epi;
+  const trvk_conv_geo* g;
+  const trvk_epi* epi;
   trvk_dw dw;
-  const float *x[TRVK_DW_ROWS]; /* kernel rows at column 0, channel 0 of the block; NULL: outside */
+  const float* x[TRVK_DW_ROWS]; /* kernel rows at column 0, channel 0 of the block; NULL: outside */
   trvk_row row;                 /* the row's first output */
   trv_dim channel;
 } span;
 
 /* Outputs o .. o+n of the row, whose windows meet taps k0 .. k1 only. */
-static void run(span *s, trv_dim o, trv_dim n, trv_dim k0, trv_dim k1, const float *w) {
-  const trvk_conv_geo *g = s->g;
+static void run(span* s, trv_dim o, trv_dim n, trv_dim k0, trv_dim k1, const float* w) {
+  const trvk_conv_geo* g = s->g;
   const trv_dim column = o * g->stride[2] - g->pad[2] + k0 * g->dilation[2];
-  const float *rows[TRVK_DW_ROWS];
-  trvk_dw *d = &s->dw;
+  const float* rows[TRVK_DW_ROWS];
+  trvk_dw* d = &s->dw;
   float acc[POST_OUTS * BLOCK];
   for (trv_dim i = 0; i < d->kh; i++) rows[i] = s->x[i] ? s->x[i] + column * g->xs[4] : NULL;
   d->x = rows;
   d->w = w + k0 * d->wc;
   d->kw = k1 - k0;
   if (!s->epi->post) {
-    d->y = (float *)(void *)s->epi->out + s->row.out + o * g->ys[4] + s->channel;
+    d->y = (float*)(void*)s->epi->out + s->row.out + o * g->ys[4] + s->channel;
     d->y_step = g->ys[4];
     d->count = n;
     s->epi->g->dw(d);
@@ -49,11 +49,11 @@ static void run(span *s, trv_dim o, trv_dim n, trv_dim k0, trv_dim k1, const flo
   }
 }
 
-void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
-                             const trvk_gemm *gemm) {
-  const trv_tensor *bias = trvk_opt(call, 2);
-  const float *x = (const float *)(const void *)call->in[0].data;
-  const float *w = (const float *)(const void *)call->in[1].data;
+void trvk_conv_depthwise_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
+                             const trvk_gemm* gemm) {
+  const trv_tensor* bias = trvk_opt(call, 2);
+  const float* x = (const float*)(const void*)call->in[0].data;
+  const float* w = (const float*)(const void*)call->in[1].data;
   const trv_dim blocks = (g->cout + BLOCK - 1) / BLOCK, kw = g->kernel[2], s = g->stride[2],
                 dil = g->dilation[2];
   trvk_epi epi;
@@ -100,7 +100,7 @@ void trvk_conv_depthwise_run(const trvk_call *call, const trvk_conv_geo *g, uint
                     TRV_DTYPE_F32, g->bias_step, sp.dw.channels);
       sp.dw.bias = buffer;
     }
-    const float *const weight = w + sp.channel;
+    const float* const weight = w + sp.channel;
     for (trv_dim o = 0; o < g->out[2];) {
       if (o == inner0 && inner1 > inner0) {
         run(&sp, o, inner1 - inner0, 0, kw, weight);

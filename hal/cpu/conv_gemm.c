@@ -17,8 +17,8 @@ typedef struct pixel {
 } pixel;
 
 typedef struct state {
-  const trvk_conv_geo *g;
-  const trvk_gemm *gemm;
+  const trvk_conv_geo* g;
+  const trvk_gemm* gemm;
   const uint8_t *x, *w;
   uint32_t dtype;
   int packed, in_place, merged;
@@ -32,16 +32,16 @@ typedef struct state {
   trvk_epi epi;
   trvk_row row[TRVK_ROWS];
   pixel px[TRVK_ROWS];
-  const float *ptr[TRVK_ROWS * TRVK_TAPS];
-  const float *b[TRVK_PIECES > TRVK_TAPS ? TRVK_PIECES : TRVK_TAPS];
+  const float* ptr[TRVK_ROWS * TRVK_TAPS];
+  const float* b[TRVK_PIECES > TRVK_TAPS ? TRVK_PIECES : TRVK_TAPS];
   float acc[TRVK_ROWS * TRVK_STRIP];
   float gather[TRVK_GATHER];
   float b_pack[TRVK_GATHER];
 } state;
 
 /* Tap `index` of the phase: steps from a window's origin, and its number in the kernel. */
-static trv_dim tap_at(const state *s, trv_dim index, trv_dim *delta) {
-  const trvk_phase *p = &s->phase;
+static trv_dim tap_at(const state* s, trv_dim index, trv_dim* delta) {
+  const trvk_phase* p = &s->phase;
   trv_dim t[3];
   t[2] = index % p->taps[2];
   t[1] = index / p->taps[2] % p->taps[1];
@@ -53,17 +53,17 @@ static trv_dim tap_at(const state *s, trv_dim index, trv_dim *delta) {
   return (t[0] * s->g->kernel[1] + t[1]) * s->g->kernel[2] + t[2];
 }
 
-static inline int inside(const trvk_conv_geo *g, const pixel *p, const trv_dim *delta,
-                         trv_dim *at) {
+static inline int inside(const trvk_conv_geo* g, const pixel* p, const trv_dim* delta,
+                         trv_dim* at) {
   const trv_dim d = p->i[0] + delta[0], h = p->i[1] + delta[1], w = p->i[2] + delta[2];
   *at = p->at + d * g->xs[2] + h * g->xs[3] + w * g->xs[4];
   return d >= 0 && d < g->in[0] && h >= 0 && h < g->in[1] && w >= 0 && w < g->in[2];
 }
 
 /* The block's pixels, from number `from` of the phase on. */
-static void set_pixels(state *s, trv_dim from) {
-  const trvk_conv_geo *g = s->g;
-  const trvk_phase *p = &s->phase;
+static void set_pixels(state* s, trv_dim from) {
+  const trvk_conv_geo* g = s->g;
+  const trvk_phase* p = &s->phase;
   const trv_dim out = p->step[2] * g->ys[4], res = p->step[2] * g->rs[4];
   trv_dim j[3], n = from, m = 0;
   for (int i = 2; i >= 0; i--) {
@@ -100,16 +100,16 @@ static void set_pixels(state *s, trv_dim from) {
 }
 
 /* Pointers [tile][tap][row] into the input. */
-static void rows_in_place(state *s) {
-  const trvk_conv_geo *g = s->g;
-  const float *x = (const float *)(const void *)s->x + s->c0;
+static void rows_in_place(state* s) {
+  const trvk_conv_geo* g = s->g;
+  const float* x = (const float*)(const void*)s->x + s->c0;
   const trv_dim move = s->phase.move[2] * g->xs[4];
   for (trv_dim t = 0; t < s->taps; t++) {
-    const float **to = s->ptr + t * s->mr;
+    const float** to = s->ptr + t * s->mr;
     trv_dim delta[3], at, in_tile = 0;
     tap_at(s, s->tap0 + t, delta);
     for (trv_dim m = 0; m < s->count;) {
-      const pixel *px = &s->px[m];
+      const pixel* px = &s->px[m];
       const trv_dim d = px->i[0] + delta[0], h = px->i[1] + delta[1], end = m + px->run;
       const int outside = d < 0 || d >= g->in[0] || h < 0 || h >= g->in[1];
       trv_dim w = px->i[2] + delta[2];
@@ -128,9 +128,9 @@ static void rows_in_place(state *s) {
 /* Few channels: A in pieces, rows of the kernel that lie in one piece of the input (all channels of
  * a row, or a row of one channel's plane). A piece across the border is copied, with zeros; others
  * are read in place. */
-static void rows_in_pieces(state *s) {
-  const trvk_conv_geo *g = s->g;
-  const trvk_phase *p = &s->phase;
+static void rows_in_pieces(state* s) {
+  const trvk_conv_geo* g = s->g;
+  const trvk_phase* p = &s->phase;
   const trv_dim kw = g->kernel[2], cg = g->cg, per_row = s->planes ? cg : 1,
                 kc = s->planes ? kw : kw * cg;
   const trv_dim rows = g->kernel[0] * g->kernel[1], k_all = rows * kw * cg,
@@ -140,14 +140,14 @@ static void rows_in_pieces(state *s) {
   for (trv_dim k = 0; k < rows; k++) {
     for (trv_dim c = 0; c < per_row; c++) {
       const trv_dim piece = k * per_row + c;
-      const float **to = s->ptr + piece * s->mr;
+      const float** to = s->ptr + piece * s->mr;
       trv_dim in_tile = 0;
       for (trv_dim m = 0; m < s->count;) {
-        const pixel *px = &s->px[m];
+        const pixel* px = &s->px[m];
         const trv_dim d = px->i[0] + kd * p->reach[0], h = px->i[1] + kh * p->reach[1];
         const int outside = d < 0 || d >= g->in[0] || h < 0 || h >= g->in[1];
         const trv_dim end = m + px->run;
-        const float *x = (const float *)(const void *)s->x;
+        const float* x = (const float*)(const void*)s->x;
         trv_dim w0 = px->i[2],
                 at = px->at + d * g->xs[2] + h * g->xs[3] + w0 * g->xs[4] + c * g->xs[1];
         for (; m < end; m++, w0 += p->move[2], at += move) {
@@ -156,7 +156,7 @@ static void rows_in_pieces(state *s) {
           } else if (w0 >= 0 && w0 <= last) {
             *to = x + at;
           } else {
-            float *copy = s->gather + m * k_all + piece * kc;
+            float* copy = s->gather + m * k_all + piece * kc;
             for (trv_dim i = 0; i < kc; i++) {
               const trv_dim w = w0 + (s->planes ? i : i / cg) * p->reach[2];
               copy[i] = w >= 0 && w < g->in[2] ? x[at + i] : 0.0f;
@@ -179,15 +179,15 @@ static void rows_in_pieces(state *s) {
 }
 
 /* The same copy as below when the pass holds whole kernels of float32. */
-static void gather_kernels(state *s) {
-  const trvk_conv_geo *g = s->g;
-  const trvk_phase *p = &s->phase;
+static void gather_kernels(state* s) {
+  const trvk_conv_geo* g = s->g;
+  const trvk_phase* p = &s->phase;
   const trv_dim kw = g->kernel[2], cg = g->cg, reach = p->reach[2], c_step = g->xs[1],
                 w_step = g->xs[4];
   const trv_dim rows = g->kernel[0] * g->kernel[1];
-  float *to = s->gather;
+  float* to = s->gather;
   for (trv_dim m = 0; m < s->count; m++) {
-    const pixel *px = &s->px[m];
+    const pixel* px = &s->px[m];
     const trv_dim w0 = px->i[2], w1 = w0 + (kw - 1) * reach;
     const int inner = (w0 < w1 ? w0 : w1) >= 0 && (w0 < w1 ? w1 : w0) < g->in[2];
     trv_dim d = px->i[0], h = px->i[1], kh = 0;
@@ -202,7 +202,7 @@ static void gather_kernels(state *s) {
         continue;
       }
       const trv_dim at = px->at + d * g->xs[2] + h * g->xs[3];
-      const float *x = (const float *)(const void *)s->x;
+      const float* x = (const float*)(const void*)s->x;
       for (trv_dim c = 0; c < cg; c++)
         for (trv_dim i = 0; i < kw; i++) {
           const trv_dim w = w0 + i * reach;
@@ -214,8 +214,8 @@ static void gather_kernels(state *s) {
 }
 
 /* Copies what the pass reads, as [row][tap][channel]. */
-static void rows_gather(state *s) {
-  const trvk_conv_geo *g = s->g;
+static void rows_gather(state* s) {
+  const trvk_conv_geo* g = s->g;
   const trv_dim run = s->taps * s->kc, c_step = g->xs[1];
   const size_t size = trv_dtype_size(s->dtype);
   const int kernels =
@@ -225,14 +225,14 @@ static void rows_gather(state *s) {
     trv_dim delta[3], at;
     tap_at(s, s->tap0 + t, delta);
     for (trv_dim m = 0; m < s->count; m++) {
-      float *to = s->gather + m * run + t * s->kc;
+      float* to = s->gather + m * run + t * s->kc;
       if (!inside(g, &s->px[m], delta, &at)) {
         for (trv_dim c = 0; c < s->kc; c++) to[c] = 0.0f;
         continue;
       }
-      const uint8_t *from = s->x + (at + s->c0 * c_step) * (trv_dim)size;
+      const uint8_t* from = s->x + (at + s->c0 * c_step) * (trv_dim)size;
       if (s->dtype == TRV_DTYPE_F32 && s->kc <= 8) {
-        const float *v = (const float *)(const void *)from;
+        const float* v = (const float*)(const void*)from;
         for (trv_dim c = 0; c < s->kc; c++) to[c] = v[c * c_step];
       } else {
         trvk_row_load(to, from, s->dtype, c_step, s->kc);
@@ -247,13 +247,13 @@ static void rows_gather(state *s) {
 }
 
 /* B of the pass for a strip: packed panels in place, or copied from the weight. */
-static void set_b(state *s, trv_dim col, trv_dim n, trvk_block *k) {
-  const trvk_conv_geo *g = s->g;
+static void set_b(state* s, trv_dim col, trv_dim n, trvk_block* k) {
+  const trvk_conv_geo* g = s->g;
   const trv_dim panels = trvk_panels(n), per_panel = g->taps * g->cg * TRVK_PANEL;
   trv_dim delta[3];
   k->bk = TRVK_PANEL;
   if (s->packed) {
-    const float *w = (const float *)(const void *)s->w +
+    const float* w = (const float*)(const void*)s->w +
                      (s->group * trvk_panels(g->og) + col / TRVK_PANEL) * per_panel +
                      s->c0 * TRVK_PANEL;
     for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
@@ -286,7 +286,7 @@ static void set_b(state *s, trv_dim col, trv_dim n, trvk_block *k) {
 
 /* Rows of a block: for gathered input so many that the whole of K fits in one pass, if these are
  * not too few. */
-static trv_dim block_rows(const trvk_conv_geo *g, int in_place) {
+static trv_dim block_rows(const trvk_conv_geo* g, int in_place) {
   trv_dim k = g->cg;
   if (in_place) return TRVK_ROWS;
   for (int i = 0; i < 3; i++) {
@@ -306,9 +306,9 @@ static trv_dim block_rows(const trvk_conv_geo *g, int in_place) {
 }
 
 /* How the phase's passes look. */
-static void choose(state *s) {
-  const trvk_conv_geo *g = s->g;
-  const trvk_phase *p = &s->phase;
+static void choose(state* s) {
+  const trvk_conv_geo* g = s->g;
+  const trvk_phase* p = &s->phase;
   const trv_dim taps = p->taps[0] * p->taps[1] * p->taps[2], b_most = TRVK_GATHER / TRVK_STRIP;
   const int whole = p->t_step[0] == 1 && p->t_step[1] == 1 && p->t_step[2] == 1 && taps == g->taps;
   s->merged = !s->in_place && (whole || !s->packed);
@@ -327,8 +327,8 @@ static void choose(state *s) {
   }
 }
 
-static void unit(state *s, trv_dim col, trv_dim n, const float *bias) {
-  const trvk_conv_geo *g = s->g;
+static void unit(state* s, trv_dim col, trv_dim n, const float* bias) {
+  const trvk_conv_geo* g = s->g;
   const trv_dim taps = s->phase.taps[0] * s->phase.taps[1] * s->phase.taps[2];
   trvk_block k;
   trv_dim pass = 0;
@@ -382,10 +382,10 @@ static void unit(state *s, trv_dim col, trv_dim n, const float *bias) {
   } while (!k.last);
 }
 
-void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
-                        const trvk_gemm *gemm) {
-  const trvf_conv_attrs *attrs = call->attrs;
-  const trv_tensor *bias = trvk_opt(call, 2);
+void trvk_conv_gemm_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
+                        const trvk_gemm* gemm) {
+  const trvf_conv_attrs* attrs = call->attrs;
+  const trv_tensor* bias = trvk_opt(call, 2);
   const trv_dim width = (trv_dim)gemm->np * TRVK_PANEL, strips = (g->og + width - 1) / width;
   const trv_dim phases = trvk_phase_count(g);
   state s;
@@ -396,8 +396,8 @@ void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t 
   s.dtype = call->in[0].dtype;
   s.packed = attrs->packed != 0;
   trvk_conv_epi(call, g, &s.epi, gemm);
-  uint8_t *const out = s.epi.out;
-  const uint8_t *const res = s.epi.res;
+  uint8_t* const out = s.epi.out;
+  const uint8_t* const res = s.epi.res;
   s.in_place =
       s.dtype == TRV_DTYPE_F32 && (g->xs[1] == 1 || g->cg == 1) && (g->cg >= 8 || g->taps == 1);
   s.rows = block_rows(g, s.in_place);
@@ -428,12 +428,12 @@ void trvk_conv_gemm_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t 
     if (s.count == 0) continue;
     const trv_dim col = strip * width, n = g->og - col < width ? g->og - col : width;
     float buffer[TRVK_STRIP];
-    const float *b = NULL;
+    const float* b = NULL;
     if (bias) {
-      const uint8_t *src = trvk_at(bias->data, s.dtype, (group * g->og + col) * g->bias_step);
+      const uint8_t* src = trvk_at(bias->data, s.dtype, (group * g->og + col) * g->bias_step);
       b = buffer;
       if (s.dtype == TRV_DTYPE_F32 && g->bias_step == 1 && n % TRVK_PANEL == 0) {
-        b = (const float *)(const void *)src;
+        b = (const float*)(const void*)src;
       } else {
         memset(buffer, 0, sizeof buffer);
         trvk_row_load(buffer, src, s.dtype, g->bias_step, n);

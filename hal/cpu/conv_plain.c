@@ -5,12 +5,12 @@
 #define COLS 64
 
 /* One row of one output channel in double; the float version goes through trvk_epi_row. */
-static void finish64(const trvk_call *call, const trvk_conv_geo *g, trv_dim o, trv_dim at_y,
-                     trv_dim step, trv_dim at_r, trv_dim r_step, const double *sum, trv_dim n) {
-  const trvf_conv_attrs *a = call->attrs;
-  const trv_tensor *res = trvk_opt(call, 3);
-  double *y = (double *)(void *)call->out[0].data + at_y + o * g->ys[1];
-  const double *r = res ? (const double *)(const void *)res->data + at_r + o * g->rs[1] : NULL;
+static void finish64(const trvk_call* call, const trvk_conv_geo* g, trv_dim o, trv_dim at_y,
+                     trv_dim step, trv_dim at_r, trv_dim r_step, const double* sum, trv_dim n) {
+  const trvf_conv_attrs* a = call->attrs;
+  const trv_tensor* res = trvk_opt(call, 3);
+  double* y = (double*)(void*)call->out[0].data + at_y + o * g->ys[1];
+  const double* r = res ? (const double*)(const void*)res->data + at_r + o * g->rs[1] : NULL;
   for (trv_dim i = 0; i < n; i++)
     y[i * step] =
         trvk_act64(sum[i] + (r ? r[i * r_step] : 0.0), a->act, (double)a->lo, (double)a->hi);
@@ -23,14 +23,14 @@ typedef struct place {
 } place;
 
 #define SUMS(name, T, LOAD, OWN)                                                                 \
-  static void name(const trvk_call *call, const trvk_conv_geo *g, const place *pl, trv_dim from, \
-                   trv_dim n, T *sum) {                                                          \
-    const trvk_phase *p = &pl->p;                                                                \
+  static void name(const trvk_call* call, const trvk_conv_geo* g, const place* pl, trv_dim from, \
+                   trv_dim n, T* sum) {                                                          \
+    const trvk_phase* p = &pl->p;                                                                \
     const uint8_t *x = call->in[0].data, *w = call->in[1].data;                                  \
     const uint32_t dtype = call->in[0].dtype;                                                    \
     const trv_dim group = pl->o / g->og, c0 = group * g->cg;                                     \
     const int per_group =                                                                        \
-        g->transposed && !((const trvf_conv_attrs *)call->attrs)                                 \
+        g->transposed && !((const trvf_conv_attrs*)call->attrs)                                  \
                               ->packed; /* a packed weight is [taps][channels out] */            \
     const trv_dim wo = per_group ? pl->o % g->og * g->ws[0] + c0 * g->ws[1] : pl->o * g->ws[0];  \
     for (trv_dim kd = 0; kd < p->taps[0]; kd++)                                                  \
@@ -53,17 +53,17 @@ typedef struct place {
               pl->n * g->xs[0] + d * g->xs[2] + h * g->xs[3] + (lo * m + b) * g->xs[4];          \
           for (trv_dim c = 0; c < g->cg; c++) {                                                  \
             T copy[COLS], f;                                                                     \
-            const uint8_t *from_x = trvk_at(x, dtype, tx + (c0 + c) * g->xs[1]);                 \
-            const T *v = copy;                                                                   \
+            const uint8_t* from_x = trvk_at(x, dtype, tx + (c0 + c) * g->xs[1]);                 \
+            const T* v = copy;                                                                   \
             if (dtype == OWN)                                                                    \
-              f = ((const T *)(const void *)w)[tw + c * g->ws[1]];                               \
+              f = ((const T*)(const void*)w)[tw + c * g->ws[1]];                                 \
             else                                                                                 \
               LOAD(&f, trvk_at(w, dtype, tw + c * g->ws[1]), dtype, 1, 1);                       \
             if (dtype == OWN && m * g->xs[4] == 1)                                               \
-              v = (const T *)(const void *)from_x;                                               \
+              v = (const T*)(const void*)from_x;                                                 \
             else                                                                                 \
               LOAD(copy, from_x, dtype, m * g->xs[4], hi - lo);                                  \
-            T *to = sum + (lo - from);                                                           \
+            T* to = sum + (lo - from);                                                           \
             for (trv_dim i = 0; i < hi - lo; i++) to[i] += f * v[i];                             \
           }                                                                                      \
         }                                                                                        \
@@ -72,15 +72,15 @@ typedef struct place {
 SUMS(sums32, float, trvk_row_load, TRV_DTYPE_F32)
 SUMS(sums64, double, trvk_row_load64, TRV_DTYPE_F64)
 
-void trvk_conv_plain_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t tile,
-                         const trvk_gemm *gemm) {
-  const trv_tensor *bias = trvk_opt(call, 2);
+void trvk_conv_plain_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
+                         const trvk_gemm* gemm) {
+  const trv_tensor* bias = trvk_opt(call, 2);
   const uint32_t dtype = call->in[0].dtype;
   const int wide = dtype == TRV_DTYPE_F64;
   trvk_epi epi;
   trvk_conv_epi(call, g, &epi, gemm);
-  uint8_t *const out = epi.out;
-  const uint8_t *const res = epi.res;
+  uint8_t* const out = epi.out;
+  const uint8_t* const res = epi.res;
   const trv_dim phases = trvk_phase_count(g);
   place pl;
   trvk_phase_make(g, 0, &pl.p);
@@ -92,7 +92,7 @@ void trvk_conv_plain_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t
     pl.j[0] = u / h0 % d0;
     pl.o = u / h0 / d0 % g->cout;
     pl.n = u / h0 / d0 / g->cout % g->n;
-    const trvk_phase *p = &pl.p;
+    const trvk_phase* p = &pl.p;
     trvk_phase_make(g, u / h0 / d0 / g->cout / g->n, &pl.p);
     if (pl.j[0] >= p->count[0] || pl.j[1] >= p->count[1]) continue;
     const trv_dim d = p->first[0] + pl.j[0] * p->step[0], h = p->first[1] + pl.j[1] * p->step[1];
@@ -103,7 +103,7 @@ void trvk_conv_plain_run(const trvk_call *call, const trvk_conv_geo *g, uint32_t
       const trv_dim at_r = pl.n * g->rs[0] + d * g->rs[2] + h * g->rs[3] + w * g->rs[4];
       if (wide) {
         double sum[COLS], b = 0.0;
-        if (bias) b = ((const double *)(const void *)bias->data)[pl.o * g->bias_step];
+        if (bias) b = ((const double*)(const void*)bias->data)[pl.o * g->bias_step];
         for (trv_dim i = 0; i < n; i++) sum[i] = b;
         sums64(call, g, &pl, from, n, sum);
         finish64(call, g, pl.o, at_y, p->step[2] * g->ys[4], at_r, p->step[2] * g->rs[4], sum, n);

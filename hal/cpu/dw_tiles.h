@@ -14,15 +14,15 @@
 
 /* kw taps, outputs `step` taps apart (0: as d says): each input is loaded once and goes to all
  * outputs that it meets. */
-TRVV_INLINE void dw_body(const trvk_dw *d, trv_dim first, const int outs, trv_dim ch, const int kw,
+TRVV_INLINE void dw_body(const trvk_dw* d, trv_dim first, const int outs, trv_dim ch, const int kw,
                          const int step) {
   trvv sum[TRVG_DW];
   const trvv b = d->bias ? trvv_load(d->bias + ch) : trvv_set(0.0f);
   TRVV_UNROLL for (int i = 0; i < outs; i++) sum[i] = b;
-  const float *w = d->w + ch;
+  const float* w = d->w + ch;
   for (trv_dim y = 0; y < d->kh; y++, w += d->w_row) {
     if (d->x[y] == NULL) continue;
-    const float *x = d->x[y] + first * d->x_step + ch;
+    const float* x = d->x[y] + first * d->x_step + ch;
     if (step > 0) {
       trvv tap[5];
       TRVV_UNROLL for (int k = 0; k < kw; k++) tap[k] = trvv_load(w + k * d->wc);
@@ -46,7 +46,7 @@ TRVV_INLINE void dw_body(const trvk_dw *d, trv_dim first, const int outs, trv_di
 }
 
 /* The channels that do not fill a vector. */
-static void dw_rest(const trvk_dw *d, trv_dim ch) {
+static void dw_rest(const trvk_dw* d, trv_dim ch) {
   for (trv_dim i = 0; i < d->count; i++)
     for (trv_dim c = ch; c < d->channels; c++) {
       float sum = d->bias ? d->bias[c] : 0.0f;
@@ -60,7 +60,7 @@ static void dw_rest(const trvk_dw *d, trv_dim ch) {
 
 #define TRVG_TILES(outs, kw, step) \
   for (trv_dim c = 0; c < whole; c += TRVV_N) dw_body(d, i, outs, c, kw, step)
-static void dw_row(const trvk_dw *d) {
+static void dw_row(const trvk_dw* d) {
   const trv_dim whole = d->channels / TRVV_N * TRVV_N;
   const int step = d->x_step == d->x_tap ? 1 : d->x_step == 2 * d->x_tap ? 2 : 0;
   for (trv_dim i = 0; i < d->count;) {

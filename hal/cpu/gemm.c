@@ -1,19 +1,19 @@
 /* gemm.c - a block of rows times a strip of columns, pass by pass along K. */
 #include "gemm.h"
 
-void trvk_pack_panels(float *dst, const uint8_t *src, uint32_t dtype, trv_dim k_stride,
+void trvk_pack_panels(float* dst, const uint8_t* src, uint32_t dtype, trv_dim k_stride,
                       trv_dim n_stride, trv_dim k, trv_dim n, trv_dim panels) {
   for (trv_dim p = 0; p < panels; p++, dst += k * TRVK_PANEL) {
     const trv_dim c0 = p * TRVK_PANEL, left = n - c0, cols = left < TRVK_PANEL ? left : TRVK_PANEL;
     if (cols < TRVK_PANEL) memset(dst, 0, (size_t)k * TRVK_PANEL * sizeof *dst);
     if (k_stride == 1 && n_stride != 1 &&
         dtype == TRV_DTYPE_F32) { /* transposes, four rows of B at once */
-      const float *from = (const float *)(const void *)src + c0 * n_stride;
+      const float* from = (const float*)(const void*)src + c0 * n_stride;
       trv_dim c = 0;
       for (; c + 4 <= cols; c += 4) {
         const float *r0 = from + c * n_stride, *r1 = r0 + n_stride, *r2 = r1 + n_stride,
                     *r3 = r2 + n_stride;
-        float *to = dst + c;
+        float* to = dst + c;
         for (trv_dim i = 0; i < k; i++, to += TRVK_PANEL) {
           to[0] = r0[i];
           to[1] = r1[i];
@@ -39,12 +39,12 @@ void trvk_pack_panels(float *dst, const uint8_t *src, uint32_t dtype, trv_dim k_
   }
 }
 
-void trvk_block_run(const trvk_block *k, trv_dim col, trv_dim n, trv_dim b_off) {
-  const trvk_epi *e = k->epi;
+void trvk_block_run(const trvk_block* k, trv_dim col, trv_dim n, trv_dim b_off) {
+  const trvk_epi* e = k->epi;
   const int np = n > TRVK_PANEL ? 2 : 1;
   const trv_dim width = (trv_dim)np * TRVK_PANEL;
   const int direct = !e->post && n == width;
-  float *c[TRVK_MR_MAX], *out = (float *)(void *)e->out;
+  float *c[TRVK_MR_MAX], *out = (float*)(void*)e->out;
   trvk_tile t;
   t.b = k->b;
   t.b_off = b_off;
@@ -78,12 +78,12 @@ void trvk_block_run(const trvk_block *k, trv_dim col, trv_dim n, trv_dim b_off) 
   }
 }
 
-int trvk_packed_ok(const trv_tensor *t, size_t need) {
+int trvk_packed_ok(const trv_tensor* t, size_t need) {
   return t->dtype == TRV_DTYPE_F32 && t->rank == 1 && t->dim[0] >= 0 &&
          (t->stride[0] == 1 || t->dim[0] <= 1) && (size_t)t->dim[0] >= need / sizeof(float);
 }
 
-const char *trvk_out_check(const trv_tensor *t, int64_t *expected, int64_t *got) {
+const char* trvk_out_check(const trv_tensor* t, int64_t* expected, int64_t* got) {
   uint64_t count = 1, extent = 1;
   for (uint32_t i = 0; i < t->rank; i++) {
     if (t->dim[i] == 0) return NULL;

@@ -31,10 +31,10 @@
 /* C[m][0 .. 16*np) = clamp((accumulate ? C : bias) + sum over taps and k of rows[tap][m][k * ak] *
  * b[tap][k * bk]). */
 typedef struct trvk_tile {
-  const float *const *rows; /* row m of tap t: rows[t * row_step + m] */
-  const float *const *b;    /* per tap; b_off is added */
-  float *const *c;          /* per row; c_off is added */
-  const float *bias;        /* 16 * np values, or NULL */
+  const float* const* rows; /* row m of tap t: rows[t * row_step + m] */
+  const float* const* b;    /* per tap; b_off is added */
+  float* const* c;          /* per row; c_off is added */
+  const float* bias;        /* 16 * np values, or NULL */
   trv_dim row_step, b_off, c_off;
   trv_dim taps, kc, ak, bk, bp; /* bp: from one panel to the next */
   float lo, hi;
@@ -43,11 +43,11 @@ typedef struct trvk_tile {
 
 /* Depthwise convolution of one output row of pixels, channels innermost: see dw_tiles.h. */
 typedef struct trvk_dw {
-  const float *const *x; /* per kernel row: input at channel 0, column 0 of the first output's
+  const float* const* x; /* per kernel row: input at channel 0, column 0 of the first output's
                             window, or NULL: padding */
-  const float *w;        /* kh rows, w_row apart, of kw taps, wc apart */
-  float *y;
-  const float *bias; /* per channel, or NULL */
+  const float* w;        /* kh rows, w_row apart, of kw taps, wc apart */
+  float* y;
+  const float* bias; /* per channel, or NULL */
   trv_dim kh, kw, wc, w_row, channels, count;
   trv_dim x_tap, x_step, y_step; /* floats: from tap to tap along a row, from output to output */
   float lo, hi;
@@ -55,19 +55,19 @@ typedef struct trvk_dw {
 
 typedef struct trvk_gemm {
   int mr, np;                                           /* largest tile */
-  void (*const *tile[TRVK_NP_MAX])(const trvk_tile *t); /* [np - 1][mr - 1] */
-  void (*stream)(const trvk_tile *t,
+  void (*const* tile[TRVK_NP_MAX])(const trvk_tile* t); /* [np - 1][mr - 1] */
+  void (*stream)(const trvk_tile* t,
                  trv_dim panels); /* one row, many panels: B is read once, in order */
-  void (*dot)(const float *a, const float *b, trv_dim b_step, trv_dim n, trv_dim k,
-              float *out); /* out[i] = a . b_i */
-  void (*dw)(const trvk_dw *d);
-  void (*act)(float *x, trv_dim n, uint32_t act, float lo, float hi);
-  float (*scale_max)(float *x, trv_dim n,
+  void (*dot)(const float* a, const float* b, trv_dim b_step, trv_dim n, trv_dim k,
+              float* out); /* out[i] = a . b_i */
+  void (*dw)(const trvk_dw* d);
+  void (*act)(float* x, trv_dim n, uint32_t act, float lo, float hi);
+  float (*scale_max)(float* x, trv_dim n,
                      float scale); /* x *= scale; the largest that is not NaN, or -infinity */
-  float (*exp_sum)(float *x, trv_dim n, float max); /* x = exp(x - max); their sum */
-  void (*lstm)(const float *gates, float *c, float *h,
+  float (*exp_sum)(float* x, trv_dim n, float max); /* x = exp(x - max); their sum */
+  void (*lstm)(const float* gates, float* c, float* h,
                trv_dim n); /* gates i f g o, n each; c and h are written */
-  void (*gru)(const float *x, const float *gates, float *h,
+  void (*gru)(const float* x, const float* gates, float* h,
               trv_dim n); /* r z n of the input and of the hidden state */
 } trvk_gemm;
 
@@ -75,23 +75,23 @@ extern const trvk_gemm trvk_gemm_ref;
 
 /* ---- rows of any dtype to and from float (rows.c)
  * ----------------------------------------------------------------- */
-void trvk_row_load(float *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n);
-void trvk_row_store(uint8_t *dst, uint32_t dtype, trv_dim stride, const float *src, trv_dim n);
-void trvk_row_load64(double *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n);
-void trvk_row_store64(uint8_t *dst, uint32_t dtype, trv_dim stride, const double *src, trv_dim n);
+void trvk_row_load(float* dst, const uint8_t* src, uint32_t dtype, trv_dim stride, trv_dim n);
+void trvk_row_store(uint8_t* dst, uint32_t dtype, trv_dim stride, const float* src, trv_dim n);
+void trvk_row_load64(double* dst, const uint8_t* src, uint32_t dtype, trv_dim stride, trv_dim n);
+void trvk_row_store64(uint8_t* dst, uint32_t dtype, trv_dim stride, const double* src, trv_dim n);
 double trvk_act64(double x, uint32_t act, double lo, double hi);
 
 /* Address of an element, `at` elements from data. */
-static inline uint8_t *trvk_at(const uint8_t *data, uint32_t dtype, trv_dim at) {
-  return (uint8_t *)(uintptr_t)data + at * (trv_dim)trv_dtype_size(dtype);
+static inline uint8_t* trvk_at(const uint8_t* data, uint32_t dtype, trv_dim at) {
+  return (uint8_t*)(uintptr_t)data + at * (trv_dim)trv_dtype_size(dtype);
 }
 
 /* ---- epilogue: what happens to sums on their way out
  * --------------------------------------------------------------- */
 typedef struct trvk_epi {
-  const trvk_gemm *g;
+  const trvk_gemm* g;
   const uint8_t *bias2, *res; /* NULL: none; dtype is the output's */
-  uint8_t *out;
+  uint8_t* out;
   trv_dim bias2_col, res_col, out_col; /* strides along N, elements */
   uint32_t dtype;
   uint32_t act; /* none or clamp: done by the tile unless `post` */
@@ -105,13 +105,13 @@ typedef struct trvk_row {
 } trvk_row;
 
 /* sum: n values of row r from column col. Adds, activates, converts, stores. */
-void trvk_epi_row(const trvk_epi *e, const trvk_row *r, trv_dim col, float *sum, trv_dim n);
+void trvk_epi_row(const trvk_epi* e, const trvk_row* r, trv_dim col, float* sum, trv_dim n);
 
 /* The bounds that a tile applies itself. */
-static inline float trvk_epi_lo(const trvk_epi *e) {
+static inline float trvk_epi_lo(const trvk_epi* e) {
   return !e->post && e->act == TRV_ACT_CLAMP ? e->lo : -INFINITY;
 }
-static inline float trvk_epi_hi(const trvk_epi *e) {
+static inline float trvk_epi_hi(const trvk_epi* e) {
   return !e->post && e->act == TRV_ACT_CLAMP ? e->hi : INFINITY;
 }
 
@@ -119,32 +119,32 @@ static inline float trvk_epi_hi(const trvk_epi *e) {
  * --------------------------------------------------------------- Rows of A in a table of pointers
  * [tile][tap][row of tile], as trvk_rows_of tells; one pass over taps x kc. */
 typedef struct trvk_block {
-  const trvk_gemm *g;
-  const trvk_epi *epi;
-  const trvk_row *row;      /* per row of the block */
-  const float *const *rows; /* [rows_in_block / mr_used][taps][mr_used] */
+  const trvk_gemm* g;
+  const trvk_epi* epi;
+  const trvk_row* row;      /* per row of the block */
+  const float* const* rows; /* [rows_in_block / mr_used][taps][mr_used] */
   trv_dim count, mr; /* rows of the block; rows per tile (last tile: the rest, same row_step) */
   trv_dim taps, kc, ak;
-  const float *const *b; /* per tap */
+  const float* const* b; /* per tap */
   trv_dim bk, bp;
-  const float *bias; /* for columns from 0 of the strip on (strip_bias gives it), or NULL */
-  float *acc;        /* [TRVK_ROWS][TRVK_STRIP], for passes and post */
+  const float* bias; /* for columns from 0 of the strip on (strip_bias gives it), or NULL */
+  float* acc;        /* [TRVK_ROWS][TRVK_STRIP], for passes and post */
   int first, last;   /* this pass is the first / the last along K */
 } trvk_block;
 
 /* Columns col .. col+n (n <= 16 * np of g) of the block. b_off: where the strip's first panel lies
  * from b[tap]. */
-void trvk_block_run(const trvk_block *k, trv_dim col, trv_dim n, trv_dim b_off);
+void trvk_block_run(const trvk_block* k, trv_dim col, trv_dim n, trv_dim b_off);
 
 /* Rows per tile for `count` rows: even tiles instead of a small last one. */
-static inline trv_dim trvk_even_rows(const trvk_gemm *g, trv_dim count) {
+static inline trv_dim trvk_even_rows(const trvk_gemm* g, trv_dim count) {
   const trv_dim tiles = (count + g->mr - 1) / g->mr;
   return tiles ? (count + tiles - 1) / tiles : 1;
 }
 
 /* ---- scratch-free packing of a block of B on the stack: dst[k][16] per panel, zeros beyond n
  * ------------------------- */
-void trvk_pack_panels(float *dst, const uint8_t *src, uint32_t dtype, trv_dim k_stride,
+void trvk_pack_panels(float* dst, const uint8_t* src, uint32_t dtype, trv_dim k_stride,
                       trv_dim n_stride, trv_dim k, trv_dim n, trv_dim panels);
 
 /* Sizes of packed weights in floats (pack.c). */
@@ -156,13 +156,13 @@ static inline trv_dim trvk_round16(trv_dim n) { return trvk_panels(n) * TRVK_PAN
  */
 /* An output must not name an element twice: NULL, or what is wrong. Its count of elements then fits
  * trv_dim. */
-const char *trvk_out_check(const trv_tensor *t, int64_t *expected, int64_t *got);
-int trvk_packed_ok(const trv_tensor *t, size_t need);
+const char* trvk_out_check(const trv_tensor* t, int64_t* expected, int64_t* got);
+int trvk_packed_ok(const trv_tensor* t, size_t need);
 
 /* ---- per instruction set
  * ------------------------------------------------------------------------------------------- */
-void trvk_matmul_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g);
-void trvk_conv_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g);
-void trvk_attention_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g);
-void trvk_rnn_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g);
+void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g);
+void trvk_conv_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g);
+void trvk_attention_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g);
+void trvk_rnn_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g);
 #endif

@@ -13,12 +13,12 @@
 static const trvk_gemm gemm = {TRVG_MR, TRVG_NP,       {tiles_1},   stream_row, dot_rows, dw_row,
                                act_row, scale_max_row, exp_sum_row, lstm_row,   gru_row};
 
-void trvk_matmul__avx2(const trvk_call *call, uint32_t tile) { trvk_matmul_run(call, tile, &gemm); }
-void trvk_conv__avx2(const trvk_call *call, uint32_t tile) { trvk_conv_run(call, tile, &gemm); }
-void trvk_attention__avx2(const trvk_call *call, uint32_t tile) {
+void trvk_matmul__avx2(const trvk_call* call, uint32_t tile) { trvk_matmul_run(call, tile, &gemm); }
+void trvk_conv__avx2(const trvk_call* call, uint32_t tile) { trvk_conv_run(call, tile, &gemm); }
+void trvk_attention__avx2(const trvk_call* call, uint32_t tile) {
   trvk_attention_run(call, tile, &gemm);
 }
-void trvk_rnn__avx2(const trvk_call *call, uint32_t tile) { trvk_rnn_run(call, tile, &gemm); }
+void trvk_rnn__avx2(const trvk_call* call, uint32_t tile) { trvk_rnn_run(call, tile, &gemm); }
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

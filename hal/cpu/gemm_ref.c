@@ -12,15 +12,15 @@
 const trvk_gemm trvk_gemm_ref = {TRVG_MR, TRVG_NP,       {tiles_1},   stream_row, dot_rows, dw_row,
                                  act_row, scale_max_row, exp_sum_row, lstm_row,   gru_row};
 
-void trvk_matmul__ref(const trvk_call *call, uint32_t tile) {
+void trvk_matmul__ref(const trvk_call* call, uint32_t tile) {
   trvk_matmul_run(call, tile, &trvk_gemm_ref);
 }
-void trvk_conv__ref(const trvk_call *call, uint32_t tile) {
+void trvk_conv__ref(const trvk_call* call, uint32_t tile) {
   trvk_conv_run(call, tile, &trvk_gemm_ref);
 }
-void trvk_attention__ref(const trvk_call *call, uint32_t tile) {
+void trvk_attention__ref(const trvk_call* call, uint32_t tile) {
   trvk_attention_run(call, tile, &trvk_gemm_ref);
 }
-void trvk_rnn__ref(const trvk_call *call, uint32_t tile) {
+void trvk_rnn__ref(const trvk_call* call, uint32_t tile) {
   trvk_rnn_run(call, tile, &trvk_gemm_ref);
 }

@@ -9,7 +9,7 @@
 
 #define TRVG_VP (TRVK_PANEL / TRVV_N) /* vectors of a panel's row */
 
-TRVV_INLINE void tile_body(const trvk_tile *t, const int mr, const int np) {
+TRVV_INLINE void tile_body(const trvk_tile* t, const int mr, const int np) {
   const int nv = np * TRVG_VP;
   trvv sum[TRVG_MR][TRVG_NP * TRVG_VP];
   if (t->accumulate) {
@@ -23,8 +23,8 @@ TRVV_INLINE void tile_body(const trvk_tile *t, const int mr, const int np) {
   }
   const trv_dim ak = t->ak, bk = t->bk, bp = t->bp, kc = t->kc;
   for (trv_dim tap = 0; tap < t->taps; tap++) {
-    const float *b = t->b[tap] + t->b_off;
-    const float *a[TRVG_MR];
+    const float* b = t->b[tap] + t->b_off;
+    const float* a[TRVG_MR];
     TRVV_UNROLL for (int m = 0; m < mr; m++) a[m] = t->rows[tap * t->row_step + m];
     trv_dim at = 0;
     for (trv_dim k = 0; k < kc; k++) {
@@ -45,7 +45,7 @@ TRVV_INLINE void tile_body(const trvk_tile *t, const int mr, const int np) {
 }
 
 #define TRVG_TILE(mr, np) \
-  static void tile_##mr##_##np(const trvk_tile *t) { tile_body(t, mr, np); }
+  static void tile_##mr##_##np(const trvk_tile* t) { tile_body(t, mr, np); }
 TRVG_TILE(1, 1)
 TRVG_TILE(2, 1)
 #if TRVG_MR >= 6
@@ -77,7 +77,7 @@ TRVG_TILE(11, 2)
 TRVG_TILE(12, 2)
 #endif
 
-static void (*const tiles_1[TRVG_MR])(const trvk_tile *) = {
+static void (*const tiles_1[TRVG_MR])(const trvk_tile*) = {
     tile_1_1, tile_2_1,
 #if TRVG_MR >= 6
     tile_3_1, tile_4_1, tile_5_1, tile_6_1,
@@ -87,19 +87,19 @@ static void (*const tiles_1[TRVG_MR])(const trvk_tile *) = {
 #endif
 };
 #if TRVG_NP >= 2
-static void (*const tiles_2[TRVG_MR])(const trvk_tile *) = {
+static void (*const tiles_2[TRVG_MR])(const trvk_tile*) = {
     tile_1_2, tile_2_2, tile_3_2, tile_4_2,  tile_5_2,  tile_6_2,
     tile_7_2, tile_8_2, tile_9_2, tile_10_2, tile_11_2, tile_12_2};
 #endif
 
 /* One row, panels in the order of memory: four sums per vector hide the latency and halve the
  * rounding errors. */
-static void stream_row(const trvk_tile *t, trv_dim panels) {
-  const float *a = t->rows[0];
+static void stream_row(const trvk_tile* t, trv_dim panels) {
+  const float* a = t->rows[0];
   const trvv lo = trvv_set(t->lo), hi = trvv_set(t->hi);
   for (trv_dim p = 0; p < panels; p++) {
-    const float *b = t->b[0] + t->b_off + p * t->bp;
-    float *c = t->c[0] + t->c_off + p * TRVK_PANEL;
+    const float* b = t->b[0] + t->b_off + p * t->bp;
+    float* c = t->c[0] + t->c_off + p * TRVK_PANEL;
     trvv s0[TRVG_VP], s1[TRVG_VP], s2[TRVG_VP], s3[TRVG_VP];
     TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) {
       s0[j] = t->accumulate ? trvv_load(c + j * TRVV_N)
@@ -131,10 +131,10 @@ static void stream_row(const trvk_tile *t, trv_dim panels) {
 }
 
 /* Products of one row with rows of B (contiguous along k), four at a time. */
-static void dot_rows(const float *a, const float *b, trv_dim b_step, trv_dim n, trv_dim k,
-                     float *out) {
+static void dot_rows(const float* a, const float* b, trv_dim b_step, trv_dim n, trv_dim k,
+                     float* out) {
   for (trv_dim i = 0; i < n; i += 4) {
-    const float *r[4];
+    const float* r[4];
     trvv s[4];
     for (int j = 0; j < 4; j++) {
       r[j] = b + (i + j < n ? i + j : n - 1) * b_step;
@@ -153,7 +153,7 @@ static void dot_rows(const float *a, const float *b, trv_dim b_step, trv_dim n, 
   }
 }
 
-static void act_row(float *x, trv_dim n, uint32_t act, float lo, float hi) {
+static void act_row(float* x, trv_dim n, uint32_t act, float lo, float hi) {
 #define TRVG_EACH(expr)             \
   for (trv_dim i = 0; i < n; i++) { \
     const float v = x[i];           \
@@ -187,7 +187,7 @@ static void act_row(float *x, trv_dim n, uint32_t act, float lo, float hi) {
 #undef TRVG_EACH
 }
 
-static float scale_max_row(float *x, trv_dim n, float scale) {
+static float scale_max_row(float* x, trv_dim n, float scale) {
   trvv most = trvv_set(-INFINITY);
   const trvv f = trvv_set(scale);
   trv_dim i = 0;
@@ -206,7 +206,7 @@ static float scale_max_row(float *x, trv_dim n, float scale) {
   return max;
 }
 
-static float exp_sum_row(float *x, trv_dim n, float max) {
+static float exp_sum_row(float* x, trv_dim n, float max) {
   trvv sum = trvv_set(0.0f);
   for (trv_dim i = 0; i < n; i++) x[i] = trvk_exp(x[i] - max);
   trv_dim i = 0;
@@ -216,7 +216,7 @@ static float exp_sum_row(float *x, trv_dim n, float max) {
   return total;
 }
 
-static void lstm_row(const float *gates, float *c, float *h, trv_dim n) {
+static void lstm_row(const float* gates, float* c, float* h, trv_dim n) {
   const float *f = gates + n, *g = f + n, *o = g + n;
   TRVK_IVDEP for (trv_dim i = 0; i < n; i++) {
     const float v = trvk_sigmoid(f[i]) * c[i] + trvk_sigmoid(gates[i]) * trvk_tanh(g[i]);
@@ -225,7 +225,7 @@ static void lstm_row(const float *gates, float *c, float *h, trv_dim n) {
   }
 }
 
-static void gru_row(const float *x, const float *gates, float *h, trv_dim n) {
+static void gru_row(const float* x, const float* gates, float* h, trv_dim n) {
   TRVK_IVDEP for (trv_dim i = 0; i < n; i++) {
     const float r = trvk_sigmoid(x[i] + gates[i]), z = trvk_sigmoid(x[n + i] + gates[n + i]);
     const float v = trvk_tanh(x[2 * n + i] + r * gates[2 * n + i]);

@@ -2,8 +2,8 @@
  * border. */
 #include "sample.h"
 
-const char *trvk_grid_sample_check(const trvk_call *call, int64_t *expected, int64_t *got) {
-  const trvf_grid_sample_attrs *a = call->attrs;
+const char* trvk_grid_sample_check(const trvk_call* call, int64_t* expected, int64_t* got) {
+  const trvf_grid_sample_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *grid = &call->in[1], *y = &call->out[0];
   *expected = *got = 0;
   if (a->mode >= TRV_RESIZE_MODE_COUNT || a->mode == TRV_RESIZE_MODE_NEAREST_EXACT ||
@@ -27,9 +27,9 @@ const char *trvk_grid_sample_check(const trvk_call *call, int64_t *expected, int
   return trvk_out_check(y, expected, got);
 }
 
-uint32_t trvk_grid_sample_tiles(const trvk_call *call, uint32_t workers) {
-  const trvf_grid_sample_attrs *a = call->attrs;
-  const trv_tensor *y = &call->out[0];
+uint32_t trvk_grid_sample_tiles(const trvk_call* call, uint32_t workers) {
+  const trvf_grid_sample_attrs* a = call->attrs;
+  const trv_tensor* y = &call->out[0];
   const trv_dim count = trvk_count(y), each = a->mode == TRV_RESIZE_MODE_CUBIC ? 16 : 4;
   return trvk_tiles(count > PTRDIFF_MAX / 16 ? count : count * each, y->dim[0] * y->dim[2],
                     workers);
@@ -58,7 +58,7 @@ static double reflect(double at, double lo, double hi, int wide) {
   return fmod(flips, 2.0) == 0.0 ? extra + min : span - extra + min;
 }
 
-static double padded(const trvf_grid_sample_attrs *a, double at, trv_dim size, int wide) {
+static double padded(const trvf_grid_sample_attrs* a, double at, trv_dim size, int wide) {
   if (a->pad == TRV_GRID_PAD_BORDER) return clip(at, size);
   if (a->pad != TRV_GRID_PAD_REFLECTION) return at;
   return clip(a->align_corners ? reflect(at, 0.0, 2.0 * (double)(size - 1), wide)
@@ -67,8 +67,8 @@ static double padded(const trvf_grid_sample_attrs *a, double at, trv_dim size, i
 }
 
 /* Taps of one axis: up to four pixels (index -1: outside, counts as zero) and weights. */
-static int axis_taps(const trvf_grid_sample_attrs *a, double at, trv_dim size, int wide,
-                     trv_dim *index, double *weight) {
+static int axis_taps(const trvf_grid_sample_attrs* a, double at, trv_dim size, int wide,
+                     trv_dim* index, double* weight) {
   int n = 1;
   double base, f;
   at = pixels(at, size, a->align_corners, wide);
@@ -99,8 +99,8 @@ static int axis_taps(const trvf_grid_sample_attrs *a, double at, trv_dim size, i
   return n;
 }
 
-void trvk_grid_sample__ref(const trvk_call *call, uint32_t tile) {
-  const trvf_grid_sample_attrs *a = call->attrs;
+void trvk_grid_sample__ref(const trvk_call* call, uint32_t tile) {
+  const trvf_grid_sample_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *grid = &call->in[1], *y = &call->out[0];
   const uint32_t dtype = x->dtype;
   const int wide = dtype == TRV_DTYPE_F64;
@@ -127,8 +127,8 @@ void trvk_grid_sample__ref(const trvk_call *call, uint32_t tile) {
           t.at[t.count] = iy[i] * x->stride[2] + ix[j] * x->stride[3];
           t.weight[t.count++] = wy[i] * wx[j];
         }
-      const uint8_t *from = trvk_at(x->data, dtype, n * x->stride[0]);
-      uint8_t *to = trvk_at(y->data, dtype, n * y->stride[0] + h * y->stride[2] + w * y->stride[3]);
+      const uint8_t* from = trvk_at(x->data, dtype, n * x->stride[0]);
+      uint8_t* to = trvk_at(y->data, dtype, n * y->stride[0] + h * y->stride[2] + w * y->stride[3]);
       if (wide) {
         trvk_sample64(&t, from, x->stride[1], to, y->stride[1], x->dim[1]);
         continue;

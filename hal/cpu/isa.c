@@ -1,9 +1,9 @@
 /* isa.c - instruction sets of this machine. */
 #include "ops.h"
 
-uint32_t trvk_isa_mask(const char *name) {
+uint32_t trvk_isa_mask(const char* name) {
   static const struct {
-    const char *name;
+    const char* name;
     uint32_t mask;
   } levels[] = {{"avx512", TRVK_ISA_REF | TRVK_ISA_AVX2 | TRVK_ISA_AVX512},
                 {"avx2", TRVK_ISA_REF | TRVK_ISA_AVX2},

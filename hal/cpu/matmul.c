@@ -3,8 +3,8 @@
 #include "matmul.h"
 
 /* Strides of an operand along the output's axes but the last `skip`, where it broadcasts: 0. */
-static int batch_strides(const trv_tensor *t, uint32_t own, const trvk_matmul_plan *p,
-                         trv_dim *stride) {
+static int batch_strides(const trv_tensor* t, uint32_t own, const trvk_matmul_plan* p,
+                         trv_dim* stride) {
   const uint32_t have = t->rank - own;
   if (have > p->nb) return 0;
   for (uint32_t i = 0; i < p->nb; i++) {
@@ -19,7 +19,7 @@ static int batch_strides(const trv_tensor *t, uint32_t own, const trvk_matmul_pl
 }
 
 /* Joins the innermost batch axis with M where that makes no difference: fewer, larger products. */
-static void join_rows(trvk_matmul_plan *p) {
+static void join_rows(trvk_matmul_plan* p) {
   while (p->nb > 0) {
     const uint32_t i = p->nb - 1;
     if (p->dim[i] != 1) {
@@ -40,7 +40,7 @@ static void join_rows(trvk_matmul_plan *p) {
   }
 }
 
-static int operand(const trv_tensor *t, const trvk_matmul_plan *p, trvk_matmul_operand *o) {
+static int operand(const trv_tensor* t, const trvk_matmul_plan* p, trvk_matmul_operand* o) {
   o->t = t;
   memset(o->batch, 0, sizeof o->batch);
   o->row = o->col = 0;
@@ -60,9 +60,9 @@ static int operand(const trv_tensor *t, const trvk_matmul_plan *p, trvk_matmul_o
   return batch_strides(t, own, p, o->batch);
 }
 
-const char *trvk_matmul_plan_make(const trvk_call *call, trvk_matmul_plan *p, int64_t *expected,
-                                  int64_t *got) {
-  const trvf_matmul_attrs *attrs = call->attrs;
+const char* trvk_matmul_plan_make(const trvk_call* call, trvk_matmul_plan* p, int64_t* expected,
+                                  int64_t* got) {
+  const trvf_matmul_attrs* attrs = call->attrs;
   const trv_tensor *a = &call->in[0], *b = &call->in[1], *out = &call->out[0];
   *expected = *got = 0;
   if (a->rank < 1)
@@ -120,9 +120,9 @@ const char *trvk_matmul_plan_make(const trvk_call *call, trvk_matmul_plan *p, in
   return NULL;
 }
 
-const char *trvk_matmul_check(const trvk_call *call, int64_t *expected, int64_t *got) {
-  const trvf_matmul_attrs *attrs = call->attrs;
-  const trv_tensor *out = &call->out[0];
+const char* trvk_matmul_check(const trvk_call* call, int64_t* expected, int64_t* got) {
+  const trvf_matmul_attrs* attrs = call->attrs;
+  const trv_tensor* out = &call->out[0];
   const uint32_t dtype = call->in[0].dtype;
   trvk_matmul_plan p;
   if (dtype < TRV_DTYPE_U8 || dtype > TRV_DTYPE_F64)
@@ -135,11 +135,11 @@ const char *trvk_matmul_check(const trvk_call *call, int64_t *expected, int64_t 
     return trvk_fail(TRVK_SAY("matmul: packed weights are for float32"), TRV_DTYPE_F32, dtype,
                      expected, got);
   for (uint32_t i = 0; i < call->n_in + 1u; i++) {
-    const trv_tensor *t = i < call->n_in ? trvk_opt(call, i) : out;
+    const trv_tensor* t = i < call->n_in ? trvk_opt(call, i) : out;
     if (t && t->dtype != dtype)
       return trvk_fail(TRVK_SAY("matmul: dtypes differ"), dtype, t->dtype, expected, got);
   }
-  const char *what = trvk_out_check(out, expected, got); /* first: the plan multiplies its dims */
+  const char* what = trvk_out_check(out, expected, got); /* first: the plan multiplies its dims */
   return what ? what : trvk_matmul_plan_make(call, &p, expected, got);
 }
 
@@ -151,13 +151,13 @@ static trv_dim block_rows(trv_dim m, trv_dim most) {
   return rows < most ? rows : most;
 }
 
-static trv_dim unit_count(const trvk_matmul_plan *p, trv_dim rows, trv_dim width) {
+static trv_dim unit_count(const trvk_matmul_plan* p, trv_dim rows, trv_dim width) {
   trv_dim units = ((p->m + rows - 1) / rows) * ((p->n + width - 1) / width);
   for (uint32_t i = 0; i < p->nb; i++) units *= p->dim[i];
   return units;
 }
 
-uint32_t trvk_matmul_tiles(const trvk_call *call, uint32_t workers) {
+uint32_t trvk_matmul_tiles(const trvk_call* call, uint32_t workers) {
   trvk_matmul_plan p;
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0 || trvk_matmul_plan_make(call, &p, &e, &g)) return 1;
@@ -168,28 +168,28 @@ uint32_t trvk_matmul_tiles(const trvk_call *call, uint32_t workers) {
 
 /* What one call of a tile works on. */
 typedef struct state {
-  const trvk_matmul_plan *p;
-  const trvk_gemm *g;
+  const trvk_matmul_plan* p;
+  const trvk_gemm* g;
   trvk_epi epi;
   uint32_t dtype;
   int packed, b_direct, a_direct, dot;
   trv_dim kc, rows, width;
   trvk_row row[TRVK_ROWS];
-  const float *a[TRVK_ROWS];
+  const float* a[TRVK_ROWS];
   float acc[TRVK_ROWS * TRVK_STRIP];
   float gather[TRVK_GATHER];
   float b_pack[TRVK_GATHER];
 } state;
 
-static void set_bias(const state *s, const uint8_t *bias, trv_dim col, trv_dim n, float *buffer,
-                     const float **out) {
+static void set_bias(const state* s, const uint8_t* bias, trv_dim col, trv_dim n, float* buffer,
+                     const float** out) {
   *out = NULL;
   if (bias == NULL) return;
   const trv_dim step = s->p->bias.col;
-  const uint8_t *src = trvk_at(bias, s->dtype, col * step);
+  const uint8_t* src = trvk_at(bias, s->dtype, col * step);
   *out = buffer;
   if (s->dtype == TRV_DTYPE_F32 && step == 1 && n % TRVK_PANEL == 0) {
-    *out = (const float *)(const void *)src;
+    *out = (const float*)(const void*)src;
     return;
   }
   memset(buffer, 0, TRVK_STRIP * sizeof *buffer);
@@ -197,12 +197,12 @@ static void set_bias(const state *s, const uint8_t *bias, trv_dim col, trv_dim n
 }
 
 /* Rows times one strip when B lies along K: dot products, no packing. */
-static void unit_dot(state *s, const uint8_t *b, const float *bias, trv_dim count, trv_dim col,
+static void unit_dot(state* s, const uint8_t* b, const float* bias, trv_dim count, trv_dim col,
                      trv_dim n) {
-  const trvk_matmul_plan *p = s->p;
-  const float *src = (const float *)(const void *)b + col * p->b.col;
+  const trvk_matmul_plan* p = s->p;
+  const float* src = (const float*)(const void*)b + col * p->b.col;
   for (trv_dim m = 0; m < count; m++) {
-    float *sum = s->acc;
+    float* sum = s->acc;
     s->g->dot(s->a[m], src, p->b.col, n, p->k, sum);
     if (bias)
       for (trv_dim j = 0; j < n; j++) sum[j] += bias[j];
@@ -210,9 +210,9 @@ static void unit_dot(state *s, const uint8_t *b, const float *bias, trv_dim coun
   }
 }
 
-static void unit_gemm(state *s, const uint8_t *a, const uint8_t *b, const float *bias,
+static void unit_gemm(state* s, const uint8_t* a, const uint8_t* b, const float* bias,
                       trv_dim count, trv_dim col, trv_dim n) {
-  const trvk_matmul_plan *p = s->p;
+  const trvk_matmul_plan* p = s->p;
   const trv_dim panels = trvk_panels(n);
   const float *b_rows, *ptr[TRVK_ROWS];
   trvk_block k;
@@ -237,18 +237,18 @@ static void unit_gemm(state *s, const uint8_t *a, const uint8_t *b, const float 
     } else {
       k.ak = 1;
       for (trv_dim i = 0; i < count; i++) {
-        float *dst = s->gather + i * k.kc;
+        float* dst = s->gather + i * k.kc;
         trvk_row_load(dst, trvk_at(a, s->dtype, i * p->a.row + k0 * p->a.col), s->dtype, p->a.col,
                       k.kc);
         ptr[i] = dst;
       }
     }
     if (s->packed) {
-      b_rows = (const float *)(const void *)b + col * p->k + k0 * TRVK_PANEL;
+      b_rows = (const float*)(const void*)b + col * p->k + k0 * TRVK_PANEL;
       k.bk = TRVK_PANEL;
       k.bp = p->k * TRVK_PANEL;
     } else if (direct) {
-      b_rows = (const float *)(const void *)b + k0 * p->b.row + col;
+      b_rows = (const float*)(const void*)b + k0 * p->b.row + col;
       k.bk = p->b.row;
       k.bp = TRVK_PANEL;
     } else {
@@ -263,8 +263,8 @@ static void unit_gemm(state *s, const uint8_t *a, const uint8_t *b, const float 
   }
 }
 
-static void choose(state *s) {
-  const trvk_matmul_plan *p = s->p;
+static void choose(state* s) {
+  const trvk_matmul_plan* p = s->p;
   const int f32 = s->dtype == TRV_DTYPE_F32;
   s->a_direct = f32;
   s->dot = f32 && !s->packed && p->b.row == 1 && p->b.col != 1 && p->a.col == 1 && p->m <= 8 &&
@@ -286,8 +286,8 @@ static void choose(state *s) {
   s->width = (trv_dim)s->g->np * TRVK_PANEL;
 }
 
-void trvk_matmul_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g) {
-  const trvf_matmul_attrs *attrs = call->attrs;
+void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g) {
+  const trvf_matmul_attrs* attrs = call->attrs;
   trvk_matmul_plan p;
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0) return;
@@ -340,12 +340,12 @@ void trvk_matmul_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g) {
         s.row[i].out = i * p.out.row;
         s.row[i].res = i * p.res.row;
         s.row[i].bias2 = i * p.bias.row;
-        if (s.a_direct) s.a[i] = (const float *)(const void *)a + i * p.a.row;
+        if (s.a_direct) s.a[i] = (const float*)(const void*)a + i * p.a.row;
       }
     }
     const trv_dim col = strip * s.width, n = p.n - col < s.width ? p.n - col : s.width;
     float buffer[TRVK_STRIP];
-    const float *strip_bias;
+    const float* strip_bias;
     set_bias(&s, bias, col, n, buffer, &strip_bias);
     if (s.dot)
       unit_dot(&s, b, strip_bias, count, col, n);

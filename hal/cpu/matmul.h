@@ -5,7 +5,7 @@
 #include "gemm.h"
 
 typedef struct trvk_matmul_operand {
-  const trv_tensor *t; /* NULL: not there */
+  const trv_tensor* t; /* NULL: not there */
   trv_dim batch[TRV_MAX_RANK], row,
       col; /* strides along the output's batch axes, rows, columns (a: col = K; b: row = K) */
 } trvk_matmul_operand;
@@ -18,9 +18,9 @@ typedef struct trvk_matmul_plan {
 } trvk_matmul_plan;
 
 /* NULL, or what does not fit. */
-const char *trvk_matmul_plan_make(const trvk_call *call, trvk_matmul_plan *p, int64_t *expected,
-                                  int64_t *got);
+const char* trvk_matmul_plan_make(const trvk_call* call, trvk_matmul_plan* p, int64_t* expected,
+                                  int64_t* got);
 
 /* float64 and integers (matmul_plain.c). */
-void trvk_matmul_plain(const trvk_call *call, const trvk_matmul_plan *p, uint32_t tile);
+void trvk_matmul_plain(const trvk_call* call, const trvk_matmul_plan* p, uint32_t tile);
 #endif

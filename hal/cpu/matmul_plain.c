@@ -4,20 +4,20 @@
 
 #define COLS 32
 
-static double add64(const trv_tensor *t, trv_dim at) {
-  return t ? ((const double *)(const void *)t->data)[at] : 0.0;
+static double add64(const trv_tensor* t, trv_dim at) {
+  return t ? ((const double*)(const void*)t->data)[at] : 0.0;
 }
 
 /* sum[j] for COLS columns; T: element, S: type of the sum. */
 #define SUMS(name, T, S)                                                                     \
-  static void name(const uint8_t *a_, trv_dim ak, const uint8_t *b_, trv_dim bk, trv_dim bn, \
-                   trv_dim k, trv_dim n, S *sum) {                                           \
-    const T *a = (const T *)(const void *)a_, *b = (const T *)(const void *)b_;              \
+  static void name(const uint8_t* a_, trv_dim ak, const uint8_t* b_, trv_dim bk, trv_dim bn, \
+                   trv_dim k, trv_dim n, S* sum) {                                           \
+    const T *a = (const T*)(const void*)a_, *b = (const T*)(const void*)b_;                  \
     for (trv_dim j = 0; j < COLS; j++) sum[j] = 0;                                           \
     if (bn == 1) {                                                                           \
       for (trv_dim i = 0; i < k; i++) {                                                      \
         const S x = (S)a[i * ak];                                                            \
-        const T *row = b + i * bk;                                                           \
+        const T* row = b + i * bk;                                                           \
         for (trv_dim j = 0; j < n; j++) sum[j] += x * (S)row[j];                             \
       }                                                                                      \
     } else {                                                                                 \
@@ -38,12 +38,12 @@ SUMS(sums_i64, uint64_t, uint64_t)
   {                                                                                               \
     S sum[COLS];                                                                                  \
     sums(a, p->a.col, b + col * p->b.col * (trv_dim)sizeof(T), p->b.row, p->b.col, p->k, n, sum); \
-    T *y = (T *)(void *)trvk_at(p->out.t->data, dtype, at_out + col * p->out.col);                \
-    const T *c = p->bias.t ? (const T *)(const void *)trvk_at(p->bias.t->data, dtype,             \
-                                                              at_bias + col * p->bias.col)        \
+    T* y = (T*)(void*)trvk_at(p->out.t->data, dtype, at_out + col * p->out.col);                  \
+    const T* c = p->bias.t ? (const T*)(const void*)trvk_at(p->bias.t->data, dtype,               \
+                                                            at_bias + col * p->bias.col)          \
                            : NULL;                                                                \
-    const T *r = p->res.t ? (const T *)(const void *)trvk_at(p->res.t->data, dtype,               \
-                                                             at_res + col * p->res.col)           \
+    const T* r = p->res.t ? (const T*)(const void*)trvk_at(p->res.t->data, dtype,                 \
+                                                           at_res + col * p->res.col)             \
                           : NULL;                                                                 \
     for (trv_dim j = 0; j < n; j++)                                                               \
       y[j * p->out.col] =                                                                         \
@@ -51,8 +51,8 @@ SUMS(sums_i64, uint64_t, uint64_t)
     break;                                                                                        \
   }
 
-void trvk_matmul_plain(const trvk_call *call, const trvk_matmul_plan *p, uint32_t tile) {
-  const trvf_matmul_attrs *attrs = call->attrs;
+void trvk_matmul_plain(const trvk_call* call, const trvk_matmul_plan* p, uint32_t tile) {
+  const trvf_matmul_attrs* attrs = call->attrs;
   const uint32_t dtype = call->in[0].dtype;
   trv_dim rows = p->m, begin, end;
   for (uint32_t i = 0; i < p->nb; i++) rows *= p->dim[i];
@@ -60,8 +60,8 @@ void trvk_matmul_plain(const trvk_call *call, const trvk_matmul_plan *p, uint32_
   for (trv_dim u = begin; u < end; u++) {
     const trv_dim batch = u / p->m, m = u % p->m;
 #define AT(o) (trvk_offset(p->nb, p->dim, (o).batch, batch) + m * (o).row)
-    const uint8_t *a = trvk_at(p->a.t->data, dtype, AT(p->a));
-    const uint8_t *b = trvk_at(p->b.t->data, dtype, trvk_offset(p->nb, p->dim, p->b.batch, batch));
+    const uint8_t* a = trvk_at(p->a.t->data, dtype, AT(p->a));
+    const uint8_t* b = trvk_at(p->b.t->data, dtype, trvk_offset(p->nb, p->dim, p->b.batch, batch));
     const trv_dim at_out = AT(p->out), at_bias = AT(p->bias), at_res = AT(p->res);
 #undef AT
     for (trv_dim col = 0; col < p->n; col += COLS) {
@@ -77,7 +77,7 @@ void trvk_matmul_plain(const trvk_call *call, const trvk_matmul_plan *p, uint32_
         case TRV_DTYPE_I64:
           STORE(uint64_t, uint64_t, sums_i64)
         default: {
-          double sum[COLS], *y = (double *)(void *)p->out.t->data + at_out;
+          double sum[COLS], *y = (double*)(void*)p->out.t->data + at_out;
           sums_f64(a, p->a.col, b + col * p->b.col * 8, p->b.row, p->b.col, p->k, n, sum);
           for (trv_dim j = 0; j < n; j++) {
             const double v = sum[j] + add64(p->bias.t, at_bias + (col + j) * p->bias.col) +

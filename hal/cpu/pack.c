@@ -12,7 +12,7 @@ typedef struct shape {
   int transposed;
 } shape;
 
-static int conv_shape(const trvf_conv_attrs *a, uint32_t rank, const int64_t *dim, shape *s) {
+static int conv_shape(const trvf_conv_attrs* a, uint32_t rank, const int64_t* dim, shape* s) {
   if (rank != a->nd + 2u || a->nd < 1 || a->nd > 3 || a->groups == 0) return 0;
   for (uint32_t i = 0; i < rank; i++)
     if (dim[i] <= 0 || dim[i] > INT32_MAX) return 0;
@@ -49,8 +49,8 @@ size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim t
   return (size_t)n;
 }
 
-size_t trvk_pack_bytes(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank,
-                       const int64_t *dim) {
+size_t trvk_pack_bytes(uint32_t op, const void* attrs, uint32_t dtype, uint32_t rank,
+                       const int64_t* dim) {
   if (dtype != TRV_DTYPE_F32) return 0;
   if (op == TRV_OP_CONV) {
     shape s;
@@ -66,8 +66,8 @@ size_t trvk_pack_bytes(uint32_t op, const void *attrs, uint32_t dtype, uint32_t 
   return (size_t)(trvk_round16((trv_dim)n) * (trv_dim)k) * sizeof(float);
 }
 
-static void pack_conv(const shape *s, const trvf_conv_attrs *a, const int64_t *dim,
-                      const int64_t *step, const float *src, float *dst) {
+static void pack_conv(const shape* s, const trvf_conv_attrs* a, const int64_t* dim,
+                      const int64_t* step, const float* src, float* dst) {
   trv_dim size[3] = {1, 1, 1}, move[3] = {0, 0, 0};
   for (uint32_t i = 0; i < a->nd; i++) {
     size[3 - a->nd + i] = (trv_dim)dim[2 + i];
@@ -83,7 +83,7 @@ static void pack_conv(const shape *s, const trvf_conv_attrs *a, const int64_t *d
   for (trv_dim g = 0; g < s->groups; g++)
     for (trv_dim t = 0; t < s->taps; t++) {
       const trv_dim w = t % size[2], h = t / size[2] % size[1], d = t / size[2] / size[1];
-      const float *from = src + g * g_step + d * move[0] + h * move[1] + w * move[2];
+      const float* from = src + g * g_step + d * move[0] + h * move[1] + w * move[2];
       for (trv_dim o = 0; o < s->og; o++)
         for (trv_dim c = 0; c < s->cg; c++) {
           const trv_dim col = g % r * s->og + o, row = g % r * s->cg + c; /* in the merged group */
@@ -95,8 +95,8 @@ static void pack_conv(const shape *s, const trvf_conv_attrs *a, const int64_t *d
     }
 }
 
-void trvk_pack(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank, const int64_t *dim,
-               const int64_t *step, const void *src, void *dst) {
+void trvk_pack(uint32_t op, const void* attrs, uint32_t dtype, uint32_t rank, const int64_t* dim,
+               const int64_t* step, const void* src, void* dst) {
   const size_t bytes = trvk_pack_bytes(op, attrs, dtype, rank, dim);
   if (bytes == 0) return;
   if (op == TRV_OP_CONV) {

@@ -4,51 +4,51 @@
  */
 #include "pool.h"
 
-static void load_int(int64_t *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n) {
+static void load_int(int64_t* dst, const uint8_t* src, uint32_t dtype, trv_dim stride, trv_dim n) {
   for (trv_dim i = 0; i < n; i++) {
-    const uint8_t *p = trvk_at(src, dtype, i * stride);
+    const uint8_t* p = trvk_at(src, dtype, i * stride);
     switch (dtype) {
       case TRV_DTYPE_U8:
         dst[i] = *p;
         break;
       case TRV_DTYPE_I8:
-        dst[i] = *(const int8_t *)p;
+        dst[i] = *(const int8_t*)p;
         break;
       case TRV_DTYPE_I16:
-        dst[i] = *(const int16_t *)(const void *)p;
+        dst[i] = *(const int16_t*)(const void*)p;
         break;
       case TRV_DTYPE_I32:
-        dst[i] = *(const int32_t *)(const void *)p;
+        dst[i] = *(const int32_t*)(const void*)p;
         break;
       default:
-        dst[i] = *(const int64_t *)(const void *)p;
+        dst[i] = *(const int64_t*)(const void*)p;
         break;
     }
   }
 }
 
-static void store_int(uint8_t *dst, uint32_t dtype, trv_dim stride, const int64_t *src, trv_dim n) {
+static void store_int(uint8_t* dst, uint32_t dtype, trv_dim stride, const int64_t* src, trv_dim n) {
   for (trv_dim i = 0; i < n; i++) {
-    uint8_t *p = trvk_at(dst, dtype, i * stride);
+    uint8_t* p = trvk_at(dst, dtype, i * stride);
     switch (dtype) {
       case TRV_DTYPE_U8:
       case TRV_DTYPE_I8:
         *p = (uint8_t)src[i];
         break;
       case TRV_DTYPE_I16:
-        *(int16_t *)(void *)p = (int16_t)src[i];
+        *(int16_t*)(void*)p = (int16_t)src[i];
         break;
       case TRV_DTYPE_I32:
-        *(int32_t *)(void *)p = (int32_t)src[i];
+        *(int32_t*)(void*)p = (int32_t)src[i];
         break;
       default:
-        *(int64_t *)(void *)p = src[i];
+        *(int64_t*)(void*)p = src[i];
         break;
     }
   }
 }
 
-static trvk_span pool_span(const trvk_pool *p, int axis, trv_dim o) {
+static trvk_span pool_span(const trvk_pool* p, int axis, trv_dim o) {
   trvk_span s;
   const trv_dim in = p->in[axis];
   if (p->adaptive) {
@@ -91,15 +91,15 @@ static trvk_span pool_span(const trvk_pool *p, int axis, trv_dim o) {
 #define DIRECT TRV_DTYPE_I64
 #include "pool_lanes.inc"
 
-static void strides5(const trv_tensor *t, trv_dim *out) {
+static void strides5(const trv_tensor* t, trv_dim* out) {
   memset(out, 0, 5 * sizeof *out);
   out[0] = t->stride[0];
   out[1] = t->stride[1];
   for (uint32_t i = 2; i < t->rank; i++) out[5 - t->rank + i] = t->stride[i];
 }
 
-static const char *make(const trvk_call *call, trvk_pool *p, int64_t *expected, int64_t *got) {
-  const trvf_pool_attrs *a = call->attrs;
+static const char* make(const trvk_call* call, trvk_pool* p, int64_t* expected, int64_t* got) {
+  const trvf_pool_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *y = &call->out[0];
   const trv_dim most = PTRDIFF_MAX / 4;
   *expected = *got = 0;
@@ -143,8 +143,8 @@ static const char *make(const trvk_call *call, trvk_pool *p, int64_t *expected, 
 
 #ifndef TRVK_POOL
 #define TRVK_POOL trvk_pool__ref
-const char *trvk_pool_check(const trvk_call *call, int64_t *expected, int64_t *got) {
-  const trvf_pool_attrs *a = call->attrs;
+const char* trvk_pool_check(const trvk_call* call, int64_t* expected, int64_t* got) {
+  const trvf_pool_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *y = &call->out[0];
   trvk_pool p;
   if (a->kind >= TRV_POOL_KIND_COUNT)
@@ -155,19 +155,19 @@ const char *trvk_pool_check(const trvk_call *call, int64_t *expected, int64_t *g
     return trvk_fail(TRVK_SAY("pool: dtype without a kernel"), TRV_DTYPE_F32, x->dtype, expected,
                      got);
   if (call->n_out > 1) {
-    const trv_tensor *index = &call->out[1];
+    const trv_tensor* index = &call->out[1];
     if (a->kind != TRV_POOL_KIND_MAX || index->dtype != TRV_DTYPE_I64 || !trvk_same_shape(index, y))
       return trvk_fail(TRVK_SAY("pool: indices do not fit the output"), TRV_DTYPE_I64, index->dtype,
                        expected, got);
   }
   for (uint32_t i = 0; i < call->n_out; i++) {
-    const char *what = trvk_out_check(&call->out[i], expected, got);
+    const char* what = trvk_out_check(&call->out[i], expected, got);
     if (what) return what;
   }
   return make(call, &p, expected, got);
 }
 
-uint32_t trvk_pool_tiles(const trvk_call *call, uint32_t workers) {
+uint32_t trvk_pool_tiles(const trvk_call* call, uint32_t workers) {
   trvk_pool p;
   int64_t e, g;
   if (make(call, &p, &e, &g)) return 1;
@@ -182,7 +182,7 @@ uint32_t trvk_pool_tiles(const trvk_call *call, uint32_t workers) {
 #endif
 
 /* Divides the sums by the number of cells that torch counts. */
-static double cells(const trvk_pool *p, const trvk_pool_at *at, trv_dim lane) {
+static double cells(const trvk_pool* p, const trvk_pool_at* at, trv_dim lane) {
   const trvk_span d = pool_span(p, 0, at->d), h = pool_span(p, 1, at->h);
   const trvk_span w = pool_span(p, 2, at->w + (p->wide ? lane : 0));
   if (p->divisor != 0) return (double)p->divisor;
@@ -190,7 +190,7 @@ static double cells(const trvk_pool *p, const trvk_pool_at *at, trv_dim lane) {
                                        : (double)d.n * (double)h.n * (double)w.n;
 }
 
-static void lanes(const trvk_call *call, const trvk_pool *p, const trvk_pool_at *at) {
+static void lanes(const trvk_call* call, const trvk_pool* p, const trvk_pool_at* at) {
   union {
     float f[TRVK_LANES];
     double d[TRVK_LANES];
@@ -203,7 +203,7 @@ static void lanes(const trvk_call *call, const trvk_pool *p, const trvk_pool_at 
   const int indices = call->n_out > 1;
   if (indices)
     for (trv_dim i = 0; i < n; i++) index[i] = -1;
-  uint8_t *y = trvk_at(call->out[0].data, p->dtype, to);
+  uint8_t* y = trvk_at(call->out[0].data, p->dtype, to);
   if (p->dtype == TRV_DTYPE_F64) {
     lanes_f64(p, at, sum.d, indices ? index : NULL);
     if (!p->max)
@@ -224,16 +224,16 @@ static void lanes(const trvk_call *call, const trvk_pool *p, const trvk_pool_at 
     store_int(y, p->dtype, step, sum.i, n);
   }
   if (indices) {
-    const trv_tensor *t = &call->out[1];
+    const trv_tensor* t = &call->out[1];
     trv_dim is[5];
     strides5(t, is);
-    int64_t *d = (int64_t *)(void *)t->data + at->n * is[0] + at->c * is[1] + at->d * is[2] +
+    int64_t* d = (int64_t*)(void*)t->data + at->n * is[0] + at->c * is[1] + at->d * is[2] +
                  at->h * is[3] + at->w * is[4];
     for (trv_dim i = 0; i < n; i++) d[i * (p->wide ? is[4] : is[1])] = index[i] < 0 ? 0 : index[i];
   }
 }
 
-void TRVK_POOL(const trvk_call *call, uint32_t tile) {
+void TRVK_POOL(const trvk_call* call, uint32_t tile) {
   trvk_pool p;
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0) return;

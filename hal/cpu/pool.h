@@ -10,7 +10,7 @@
 typedef struct trvk_pool {
   trv_dim n, c, in[3], out[3], kernel[3], stride[3], pad[3], dilation[3];
   trv_dim xs[5], ys[5], is[5]; /* strides of x, y, indices as n, c, d, h, w */
-  const uint8_t *x;
+  const uint8_t* x;
   uint32_t dtype;
   int max, adaptive, include_pad, wide; /* wide: lanes lie along w, not along channels */
   trv_dim divisor;

@@ -16,8 +16,8 @@ typedef struct axis_taps {
   double weight[4];
 } axis_taps;
 
-static const char *make(const trvk_call *call, plan *p, int64_t *expected, int64_t *got) {
-  const trvf_resize_attrs *a = call->attrs;
+static const char* make(const trvk_call* call, plan* p, int64_t* expected, int64_t* got) {
+  const trvf_resize_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *y = &call->out[0];
   *expected = *got = 0;
   if (a->nd < 1 || a->nd > 3 || x->rank != a->nd + 2u || y->rank != x->rank)
@@ -57,8 +57,8 @@ static const char *make(const trvk_call *call, plan *p, int64_t *expected, int64
   return NULL;
 }
 
-const char *trvk_resize_check(const trvk_call *call, int64_t *expected, int64_t *got) {
-  const trvf_resize_attrs *a = call->attrs;
+const char* trvk_resize_check(const trvk_call* call, int64_t* expected, int64_t* got) {
+  const trvf_resize_attrs* a = call->attrs;
   const uint32_t dtype = call->in[0].dtype;
   plan p;
   if (a->mode >= TRV_RESIZE_MODE_COUNT)
@@ -69,27 +69,27 @@ const char *trvk_resize_check(const trvk_call *call, int64_t *expected, int64_t 
   if (a->mode >= TRV_RESIZE_MODE_LINEAR && !trvk_dtype_is_float(dtype))
     return trvk_fail(TRVK_SAY("resize: dtype without a kernel"), TRV_DTYPE_F32, dtype, expected,
                      got);
-  const char *what = trvk_out_check(&call->out[0], expected, got);
+  const char* what = trvk_out_check(&call->out[0], expected, got);
   return what ? what : make(call, &p, expected, got);
 }
 
-uint32_t trvk_resize_tiles(const trvk_call *call, uint32_t workers) {
-  const trvf_resize_attrs *a = call->attrs;
-  const trv_tensor *y = &call->out[0];
+uint32_t trvk_resize_tiles(const trvk_call* call, uint32_t workers) {
+  const trvf_resize_attrs* a = call->attrs;
+  const trv_tensor* y = &call->out[0];
   const trv_dim count = trvk_count(y), each = a->mode < TRV_RESIZE_MODE_LINEAR ? 1 : 4;
   return trvk_tiles(count > PTRDIFF_MAX / 4 ? count : count * each,
                     count / (y->dim[y->rank - 1] * y->dim[1] + 1) + 1, workers);
 }
 
 /* float or double products, as torch rounds them */
-static double position(const plan *p, double scale, double dst, double shift) {
+static double position(const plan* p, double scale, double dst, double shift) {
   if (p->wide) return scale * (dst + shift) - shift;
   const float product = (float)scale * ((float)dst + (float)shift);
   return (double)(product - (float)shift);
 }
 
-static void neighbours(const plan *p, const trvf_resize_attrs *a, int axis, trv_dim o,
-                       axis_taps *t) {
+static void neighbours(const plan* p, const trvf_resize_attrs* a, int axis, trv_dim o,
+                       axis_taps* t) {
   const trv_dim in = p->in[axis];
   const double s = p->scale[axis];
   t->count = 1;
@@ -133,8 +133,8 @@ static void neighbours(const plan *p, const trvf_resize_attrs *a, int axis, trv_
 
 #define COLUMNS 32 /* outputs along w whose neighbours are found once for all rows */
 
-static void pixel(const plan *p, const trvf_resize_attrs *a, const uint8_t *x, uint8_t *y,
-                  const axis_taps *td, const axis_taps *th, const axis_taps *tw) {
+static void pixel(const plan* p, const trvf_resize_attrs* a, const uint8_t* x, uint8_t* y,
+                  const axis_taps* td, const axis_taps* th, const axis_taps* tw) {
   if (a->mode < TRV_RESIZE_MODE_LINEAR) {
     const trv_dim at = td->at[0] * p->xs[2] + th->at[0] * p->xs[3] + tw->at[0] * p->xs[4];
     trvk_sample_copy(trvk_at(x, p->dtype, at), p->xs[1], y, p->ys[1], p->c,
@@ -161,8 +161,8 @@ static void pixel(const plan *p, const trvf_resize_attrs *a, const uint8_t *x, u
     trvk_sample32(&f, x, p->xs[1], y, p->ys[1], p->c, p->dtype);
 }
 
-void trvk_resize__ref(const trvk_call *call, uint32_t tile) {
-  const trvf_resize_attrs *a = call->attrs;
+void trvk_resize__ref(const trvk_call* call, uint32_t tile) {
+  const trvf_resize_attrs* a = call->attrs;
   plan p;
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0) return;
@@ -177,7 +177,7 @@ void trvk_resize__ref(const trvk_call *call, uint32_t tile) {
       const trv_dim h = u % p.out[1], d = u / p.out[1] % p.out[0], n = u / p.out[1] / p.out[0];
       neighbours(&p, a, 0, d, &td);
       neighbours(&p, a, 1, h, &th);
-      const uint8_t *x = trvk_at(call->in[0].data, p.dtype, n * p.xs[0]);
+      const uint8_t* x = trvk_at(call->in[0].data, p.dtype, n * p.xs[0]);
       for (trv_dim w = w0; w < w1; w++) {
         const trv_dim to = n * p.ys[0] + d * p.ys[2] + h * p.ys[3] + w * p.ys[4];
         pixel(&p, a, x, trvk_at(call->out[0].data, p.dtype, to), &td, &th, &tw[w - w0]);

@@ -4,8 +4,8 @@
  * run as tiles. */
 #include "rnn.h"
 
-static const char *make(const trvk_call *call, trvk_rnn *p, int64_t *expected, int64_t *got) {
-  const trvf_rnn_attrs *a = call->attrs;
+static const char* make(const trvk_call* call, trvk_rnn* p, int64_t* expected, int64_t* got) {
+  const trvf_rnn_attrs* a = call->attrs;
   *expected = *got = 0;
   memset(p, 0, sizeof *p);
   p->x = &call->in[0];
@@ -38,7 +38,7 @@ static const char *make(const trvk_call *call, trvk_rnn *p, int64_t *expected, i
   if (p->in + p->out + p->hidden > 0 &&
       trvk_round16(p->gates) > PTRDIFF_MAX / 256 / (p->in + p->out + p->hidden))
     return TRVK_SAY("rnn: sizes overflow");
-  const trv_tensor *const pair[4] = {p->h, p->h0, p->c, p->c0};
+  const trv_tensor* const pair[4] = {p->h, p->h0, p->c, p->c0};
   for (int i = 0; i < 4; i++)
     if (pair[i] && (pair[i]->rank != 2 || pair[i]->dim[0] != p->n ||
                     pair[i]->dim[1] != (i < 2 ? p->out : p->hidden)))
@@ -50,7 +50,7 @@ static const char *make(const trvk_call *call, trvk_rnn *p, int64_t *expected, i
     return TRVK_SAY("rnn: cell state and projection are an LSTM's");
   if (!p->w_proj && p->out != p->hidden)
     return trvk_fail(TRVK_SAY("rnn: hidden size of the output"), p->hidden, p->out, expected, got);
-  const trv_tensor *const w[3] = {p->w_ih, p->w_hh, p->w_proj};
+  const trv_tensor* const w[3] = {p->w_ih, p->w_hh, p->w_proj};
   const trv_dim rows[3] = {p->gates, p->gates, p->out}, cols[3] = {p->in, p->out, p->hidden};
   for (int i = 0; i < 3; i++) {
     if (w[i] == NULL) continue;
@@ -60,7 +60,7 @@ static const char *make(const trvk_call *call, trvk_rnn *p, int64_t *expected, i
                        expected, got);
   }
   for (int i = 0; i < 2; i++) {
-    const trv_tensor *b = i ? p->b_hh : p->b_ih;
+    const trv_tensor* b = i ? p->b_hh : p->b_ih;
     if (b && (b->rank != 1 || b->dim[0] != p->gates))
       return trvk_fail(TRVK_SAY("rnn: size of a bias"), p->gates, b->rank ? b->dim[0] : 0, expected,
                        got);
@@ -70,20 +70,20 @@ static const char *make(const trvk_call *call, trvk_rnn *p, int64_t *expected, i
 
 /* ---- scratch, in floats (doubles)
  * ----------------------------------------------------------------------------------- */
-static trv_dim row_floats(const trvk_rnn *p, uint32_t dtype) {
+static trv_dim row_floats(const trvk_rnn* p, uint32_t dtype) {
   const trv_dim g16 = trvk_round16(p->gates);
   if (dtype == TRV_DTYPE_F64) return 2 * p->gates + p->out + 2 * p->hidden;
   return (TRVK_RNN_STEPS + (p->gru ? 1 : 0)) * g16 + trvk_round16(p->out) +
          2 * trvk_round16(p->hidden);
 }
-static trv_dim weight_floats(const trvk_rnn *p, uint32_t dtype, int proj) {
+static trv_dim weight_floats(const trvk_rnn* p, uint32_t dtype, int proj) {
   if (p->packed || dtype == TRV_DTYPE_F64) return 0;
   return trvk_round16(p->gates) * (p->in + p->out) + (proj ? trvk_round16(p->out) * p->hidden : 0);
 }
 
-size_t trvk_rnn_tmp_bytes(const void *attrs, uint32_t dtype, int64_t n, int64_t in, int64_t hidden,
+size_t trvk_rnn_tmp_bytes(const void* attrs, uint32_t dtype, int64_t n, int64_t in, int64_t hidden,
                           int64_t proj) {
-  const trvf_rnn_attrs *a = attrs;
+  const trvf_rnn_attrs* a = attrs;
   trvk_rnn p;
   memset(&p, 0, sizeof p);
   p.lstm = a->kind == TRV_RNN_KIND_LSTM;
@@ -98,8 +98,8 @@ size_t trvk_rnn_tmp_bytes(const void *attrs, uint32_t dtype, int64_t n, int64_t 
                       (size_t)n * (size_t)row_floats(&p, dtype));
 }
 
-const char *trvk_rnn_check(const trvk_call *call, int64_t *expected, int64_t *got) {
-  const trvf_rnn_attrs *a = call->attrs;
+const char* trvk_rnn_check(const trvk_call* call, int64_t* expected, int64_t* got) {
+  const trvf_rnn_attrs* a = call->attrs;
   const uint32_t dtype = call->in[0].dtype;
   trvk_rnn p;
   if (!trvk_dtype_is_float(dtype))
@@ -108,15 +108,15 @@ const char *trvk_rnn_check(const trvk_call *call, int64_t *expected, int64_t *go
     return trvk_fail(TRVK_SAY("rnn: unknown kind, or packed weights of another dtype than float32"),
                      TRV_RNN_KIND_COUNT, a->kind, expected, got);
   for (uint32_t i = 0; i < (uint32_t)call->n_in + call->n_out; i++) {
-    const trv_tensor *t = i < call->n_in ? trvk_opt(call, i) : &call->out[i - call->n_in];
+    const trv_tensor* t = i < call->n_in ? trvk_opt(call, i) : &call->out[i - call->n_in];
     if (t && t->dtype != dtype)
       return trvk_fail(TRVK_SAY("rnn: dtypes differ"), dtype, t->dtype, expected, got);
   }
   for (uint32_t i = 0; i < call->n_out; i++) {
-    const char *what = trvk_out_check(&call->out[i], expected, got);
+    const char* what = trvk_out_check(&call->out[i], expected, got);
     if (what) return what;
   }
-  const char *what = make(call, &p, expected, got);
+  const char* what = make(call, &p, expected, got);
   if (what) return what;
   if (row_floats(&p, dtype) > 0 && p.n > PTRDIFF_MAX / 64 / row_floats(&p, dtype))
     return TRVK_SAY("rnn: sizes overflow");
@@ -128,8 +128,8 @@ const char *trvk_rnn_check(const trvk_call *call, int64_t *expected, int64_t *go
   return NULL;
 }
 
-uint32_t trvk_rnn_tiles(const trvk_call *call, uint32_t workers) {
-  const trvf_rnn_attrs *a = call->attrs;
+uint32_t trvk_rnn_tiles(const trvk_call* call, uint32_t workers) {
+  const trvf_rnn_attrs* a = call->attrs;
   trvk_rnn p;
   int64_t e, g;
   if (make(call, &p, &e, &g) || !(a->packed || call->in[0].dtype == TRV_DTYPE_F64))
@@ -142,8 +142,8 @@ uint32_t trvk_rnn_tiles(const trvk_call *call, uint32_t workers) {
  * ----------------------------------------------------------------------------------------------------------
  */
 typedef struct state {
-  const trvk_rnn *p;
-  const trvk_gemm *g;
+  const trvk_rnn* p;
+  const trvk_gemm* g;
   uint32_t dtype;
   const float *w_ih, *w_hh, *w_proj;
   trv_dim n0, rows;              /* rows of the batch that this tile has */
@@ -155,9 +155,9 @@ typedef struct state {
 
 /* dst[row][0 .. n16) = bias + a . B, or += a . B. a: count rows of k elements; biases are summed,
  * of dtype. */
-static void product(state *s, const uint8_t *const *a, uint32_t dtype, trv_dim a_col, trv_dim count,
-                    trv_dim k, const float *b, float *dst, trv_dim n, trv_dim n16,
-                    const trv_tensor *b0, const trv_tensor *b1, int add) {
+static void product(state* s, const uint8_t* const* a, uint32_t dtype, trv_dim a_col, trv_dim count,
+                    trv_dim k, const float* b, float* dst, trv_dim n, trv_dim n16,
+                    const trv_tensor* b0, const trv_tensor* b1, int add) {
   const int direct = dtype == TRV_DTYPE_F32 && a_col == 1;
   const float *rows[TRVK_ROWS], *panel = b;
   trvk_row row[TRVK_ROWS];
@@ -165,7 +165,7 @@ static void product(state *s, const uint8_t *const *a, uint32_t dtype, trv_dim a
   trvk_block blk;
   memset(&epi, 0, sizeof epi);
   epi.g = s->g;
-  epi.out = (uint8_t *)(void *)dst;
+  epi.out = (uint8_t*)(void*)dst;
   epi.out_col = 1;
   epi.dtype = TRV_DTYPE_F32;
   for (trv_dim i = 0; i < count; i++) row[i].out = i * n16;
@@ -189,7 +189,7 @@ static void product(state *s, const uint8_t *const *a, uint32_t dtype, trv_dim a
     blk.last = k0 + blk.kc >= k;
     for (trv_dim i = 0; i < count; i++) {
       if (direct) {
-        rows[i] = (const float *)(const void *)a[i] + k0;
+        rows[i] = (const float*)(const void*)a[i] + k0;
       } else {
         trvk_row_load(s->gather + i * blk.kc, trvk_at(a[i], dtype, k0 * a_col), dtype, a_col,
                       blk.kc);
@@ -219,26 +219,25 @@ static void product(state *s, const uint8_t *const *a, uint32_t dtype, trv_dim a
 }
 
 /* a row of a [T, N, size] or [N, size] tensor */
-static uint8_t *row_at(const trv_tensor *t, trv_dim step, trv_dim n) {
+static uint8_t* row_at(const trv_tensor* t, trv_dim step, trv_dim n) {
   return trvk_at(t->data, t->dtype,
                  t->rank == 3 ? step * t->stride[0] + n * t->stride[1] : n * t->stride[0]);
 }
 
 /* Products of float rows [count][step] in blocks. */
-static void product_rows(state *s, const float *a, trv_dim step, trv_dim k, const float *b,
-                         float *dst, trv_dim n, trv_dim n16, const trv_tensor *bias, int add) {
-  const uint8_t *rows[TRVK_ROWS];
+static void product_rows(state* s, const float* a, trv_dim step, trv_dim k, const float* b,
+                         float* dst, trv_dim n, trv_dim n16, const trv_tensor* bias, int add) {
+  const uint8_t* rows[TRVK_ROWS];
   for (trv_dim r = 0; r < s->rows; r += TRVK_ROWS) {
     const trv_dim count = s->rows - r < TRVK_ROWS ? s->rows - r : TRVK_ROWS;
-    for (trv_dim i = 0; i < count; i++)
-      rows[i] = (const uint8_t *)(const void *)(a + (r + i) * step);
+    for (trv_dim i = 0; i < count; i++) rows[i] = (const uint8_t*)(const void*)(a + (r + i) * step);
     product(s, rows, TRV_DTYPE_F32, 1, count, k, b, dst + r * n16, n, n16, bias, NULL, add);
   }
 }
 
-static void input_product(state *s, trv_dim step, int reverse, trv_dim steps) {
-  const trvk_rnn *p = s->p;
-  const uint8_t *rows[TRVK_ROWS];
+static void input_product(state* s, trv_dim step, int reverse, trv_dim steps) {
+  const trvk_rnn* p = s->p;
+  const uint8_t* rows[TRVK_ROWS];
   const trv_dim all = steps * s->rows;
   for (trv_dim r = 0; r < all; r += TRVK_ROWS) {
     const trv_dim count = all - r < TRVK_ROWS ? all - r : TRVK_ROWS;
@@ -251,9 +250,9 @@ static void input_product(state *s, trv_dim step, int reverse, trv_dim steps) {
   }
 }
 
-static void cell(state *s, uint32_t kind, float *gates, const float *hidden_gates, float *h,
-                 float *c, float *raw) {
-  const trvk_rnn *p = s->p;
+static void cell(state* s, uint32_t kind, float* gates, const float* hidden_gates, float* h,
+                 float* c, float* raw) {
+  const trvk_rnn* p = s->p;
   switch (kind) {
     case TRV_RNN_KIND_LSTM:
       s->g->lstm(gates, c, p->w_proj ? raw : h, p->hidden);
@@ -270,8 +269,8 @@ static void cell(state *s, uint32_t kind, float *gates, const float *hidden_gate
   }
 }
 
-static void sequence(state *s, const trvf_rnn_attrs *a) {
-  const trvk_rnn *p = s->p;
+static void sequence(state* s, const trvf_rnn_attrs* a) {
+  const trvk_rnn* p = s->p;
   for (trv_dim i = 0; i < s->rows; i++) {
     float *h = s->h + i * s->out16, *c = s->c + i * s->hidden16;
     memset(h, 0, (size_t)s->out16 * sizeof *h);
@@ -283,7 +282,7 @@ static void sequence(state *s, const trvf_rnn_attrs *a) {
     const trv_dim in_chunk = t % TRVK_RNN_STEPS;
     if (in_chunk == 0)
       input_product(s, t, a->reverse, p->t - t < TRVK_RNN_STEPS ? p->t - t : TRVK_RNN_STEPS);
-    float *gates = s->gx + in_chunk * s->rows * s->g16;
+    float* gates = s->gx + in_chunk * s->rows * s->g16;
     product_rows(s, s->h, s->out16, p->out, s->w_hh, p->gru ? s->gh : gates, p->gates, s->g16,
                  p->gru ? p->b_hh : NULL, !p->gru);
     for (trv_dim i = 0; i < s->rows; i++)
@@ -304,23 +303,23 @@ static void sequence(state *s, const trvf_rnn_attrs *a) {
   }
 }
 
-static const float *weight(const trvk_rnn *p, const trv_tensor *w, trv_dim rows, trv_dim cols,
-                           float **scratch) {
+static const float* weight(const trvk_rnn* p, const trv_tensor* w, trv_dim rows, trv_dim cols,
+                           float** scratch) {
   if (w == NULL) return NULL;
-  if (p->packed) return (const float *)(const void *)w->data;
-  float *dst = *scratch;
+  if (p->packed) return (const float*)(const void*)w->data;
+  float* dst = *scratch;
   *scratch += trvk_round16(rows) * cols;
   trvk_pack_panels(dst, w->data, w->dtype, w->stride[1], w->stride[0], cols, rows,
                    trvk_panels(rows));
   return dst;
 }
 
-void trvk_rnn_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g) {
+void trvk_rnn_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g) {
   trvk_rnn p;
   int64_t e, got;
   (void)make(call, &p, &e, &got);
   const uint32_t dtype = call->in[0].dtype;
-  uint8_t *raw = call->tmp[0].data;
+  uint8_t* raw = call->tmp[0].data;
   raw += (64 - ((uintptr_t)raw & 63u)) & 63u;
   trv_dim begin, end;
   /* Without packed weights tile 0 does all: the others could not wait for its packing. */
@@ -328,11 +327,11 @@ void trvk_rnn_run(const trvk_call *call, uint32_t tile, const trvk_gemm *g) {
   trvk_split(p.n, shared ? call->tiles : 1, shared ? tile : 0, &begin, &end);
   if (end <= begin || (!shared && tile > 0)) return;
   if (dtype == TRV_DTYPE_F64) {
-    trvk_rnn_plain(call, &p, begin, end, (double *)(void *)raw + begin * row_floats(&p, dtype));
+    trvk_rnn_plain(call, &p, begin, end, (double*)(void*)raw + begin * row_floats(&p, dtype));
     return;
   }
   state s;
-  float *scratch = (float *)(void *)raw;
+  float* scratch = (float*)(void*)raw;
   s.p = &p;
   s.g = g;
   s.dtype = dtype;

@@ -15,6 +15,6 @@ typedef struct trvk_rnn {
 } trvk_rnn;
 
 /* float64 (rnn_plain.c). scratch: as trvk_rnn_tmp_bytes says. */
-void trvk_rnn_plain(const trvk_call *call, const trvk_rnn *p, trv_dim begin, trv_dim end,
-                    double *scratch);
+void trvk_rnn_plain(const trvk_call* call, const trvk_rnn* p, trv_dim begin, trv_dim end,
+                    double* scratch);
 #endif

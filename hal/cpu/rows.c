@@ -3,24 +3,24 @@
 #include "gemm.h"
 #include "vmath.h"
 
-#define LOAD(type, expr)                             \
-  {                                                  \
-    const type *s = (const type *)(const void *)src; \
-    if (stride == 1) {                               \
-      for (trv_dim i = 0; i < n; i++) {              \
-        const type v = s[i];                         \
-        dst[i] = (expr);                             \
-      }                                              \
-    } else {                                         \
-      for (trv_dim i = 0; i < n; i++) {              \
-        const type v = s[i * stride];                \
-        dst[i] = (expr);                             \
-      }                                              \
-    }                                                \
-    break;                                           \
+#define LOAD(type, expr)                           \
+  {                                                \
+    const type* s = (const type*)(const void*)src; \
+    if (stride == 1) {                             \
+      for (trv_dim i = 0; i < n; i++) {            \
+        const type v = s[i];                       \
+        dst[i] = (expr);                           \
+      }                                            \
+    } else {                                       \
+      for (trv_dim i = 0; i < n; i++) {            \
+        const type v = s[i * stride];              \
+        dst[i] = (expr);                           \
+      }                                            \
+    }                                              \
+    break;                                         \
   }
 
-void trvk_row_load(float *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n) {
+void trvk_row_load(float* dst, const uint8_t* src, uint32_t dtype, trv_dim stride, trv_dim n) {
   switch (dtype) {
     case TRV_DTYPE_F32:
       LOAD(float, v)
@@ -39,7 +39,7 @@ void trvk_row_load(float *dst, const uint8_t *src, uint32_t dtype, trv_dim strid
       break;
   }
 }
-void trvk_row_load64(double *dst, const uint8_t *src, uint32_t dtype, trv_dim stride, trv_dim n) {
+void trvk_row_load64(double* dst, const uint8_t* src, uint32_t dtype, trv_dim stride, trv_dim n) {
   switch (dtype) {
     case TRV_DTYPE_F64:
       LOAD(double, v)
@@ -60,7 +60,7 @@ void trvk_row_load64(double *dst, const uint8_t *src, uint32_t dtype, trv_dim st
 
 #define STORE(type, expr)                                     \
   {                                                           \
-    type *d = (type *)(void *)dst;                            \
+    type* d = (type*)(void*)dst;                              \
     if (stride == 1) {                                        \
       for (trv_dim i = 0; i < n; i++) d[i] = (expr);          \
     } else {                                                  \
@@ -68,7 +68,7 @@ void trvk_row_load64(double *dst, const uint8_t *src, uint32_t dtype, trv_dim st
     }                                                         \
     break;                                                    \
   }
-void trvk_row_store(uint8_t *dst, uint32_t dtype, trv_dim stride, const float *src, trv_dim n) {
+void trvk_row_store(uint8_t* dst, uint32_t dtype, trv_dim stride, const float* src, trv_dim n) {
   switch (dtype) {
     case TRV_DTYPE_F32:
       STORE(float, src[i])
@@ -82,7 +82,7 @@ void trvk_row_store(uint8_t *dst, uint32_t dtype, trv_dim stride, const float *s
       break;
   }
 }
-void trvk_row_store64(uint8_t *dst, uint32_t dtype, trv_dim stride, const double *src, trv_dim n) {
+void trvk_row_store64(uint8_t* dst, uint32_t dtype, trv_dim stride, const double* src, trv_dim n) {
   switch (dtype) {
     case TRV_DTYPE_F64:
       STORE(double, src[i])
@@ -122,9 +122,9 @@ double trvk_act64(double x, uint32_t act, double lo, double hi) {
   }
 }
 
-static void add_row(float *sum, const uint8_t *src, uint32_t dtype, trv_dim step, trv_dim n) {
+static void add_row(float* sum, const uint8_t* src, uint32_t dtype, trv_dim step, trv_dim n) {
   if (dtype == TRV_DTYPE_F32 && step == 1) {
-    const float *v = (const float *)(const void *)src;
+    const float* v = (const float*)(const void*)src;
     for (trv_dim i = 0; i < n; i++) sum[i] += v[i];
     return;
   }
@@ -136,7 +136,7 @@ static void add_row(float *sum, const uint8_t *src, uint32_t dtype, trv_dim step
   }
 }
 
-void trvk_epi_row(const trvk_epi *e, const trvk_row *r, trv_dim col, float *sum, trv_dim n) {
+void trvk_epi_row(const trvk_epi* e, const trvk_row* r, trv_dim col, float* sum, trv_dim n) {
   if (e->bias2)
     add_row(sum, trvk_at(e->bias2, e->dtype, r->bias2 + col * e->bias2_col), e->dtype, e->bias2_col,
             n);

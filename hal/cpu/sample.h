@@ -17,13 +17,13 @@ typedef struct trvk_taps64 {
 } trvk_taps64;
 
 /* y[c] = sum of weight * x[at + c], c < channels. */
-void trvk_sample32(const trvk_taps32 *t, const uint8_t *x, trv_dim x_step, uint8_t *y,
+void trvk_sample32(const trvk_taps32* t, const uint8_t* x, trv_dim x_step, uint8_t* y,
                    trv_dim y_step, trv_dim channels, uint32_t dtype);
-void trvk_sample64(const trvk_taps64 *t, const uint8_t *x, trv_dim x_step, uint8_t *y,
+void trvk_sample64(const trvk_taps64* t, const uint8_t* x, trv_dim x_step, uint8_t* y,
                    trv_dim y_step, trv_dim channels);
 
 /* y[c] = x[c] of any dtype with elements of `size` bytes. */
-void trvk_sample_copy(const uint8_t *x, trv_dim x_step, uint8_t *y, trv_dim y_step,
+void trvk_sample_copy(const uint8_t* x, trv_dim x_step, uint8_t* y, trv_dim y_step,
                       trv_dim channels, size_t size);
 
 /* A position as an index of 0 .. n-1, whatever the number is. n >= 1. */
@@ -33,7 +33,7 @@ static inline trv_dim trvk_index(double at, trv_dim n) {
 }
 
 /* Weights of four neighbours at distance t in [0, 1] behind the second. */
-static inline void trvk_cubic64(double t, double a, double *w) {
+static inline void trvk_cubic64(double t, double a, double* w) {
   const double u = 1.0 - t, t1 = t + 1.0, u1 = u + 1.0;
   w[0] = ((a * t1 - 5.0 * a) * t1 + 8.0 * a) * t1 - 4.0 * a;
   w[1] = ((a + 2.0) * t - (a + 3.0)) * t * t + 1.0;

@@ -29,8 +29,8 @@ typedef float trvv_any __attribute__((vector_size(4 * TRVV_N), aligned(4), may_a
 #include <arm_neon.h>
 #endif
 
-TRVV_INLINE trvv trvv_load(const float *p) { return *(const trvv_any *)(const void *)p; }
-TRVV_INLINE void trvv_store(float *p, trvv v) { *(trvv_any *)(void *)p = v; }
+TRVV_INLINE trvv trvv_load(const float* p) { return *(const trvv_any*)(const void*)p; }
+TRVV_INLINE void trvv_store(float* p, trvv v) { *(trvv_any*)(void*)p = v; }
 #if TRVV_N == 16
 TRVV_INLINE trvv trvv_set(float x) {
   return (trvv){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x};
@@ -96,8 +96,8 @@ typedef struct trvv {
   trvv r_;                                           \
   for (int i = 0; i < TRVV_N; i++) r_.f[i] = (expr); \
   return r_
-TRVV_INLINE trvv trvv_load(const float *p) { TRVV_EACH(p[i]); }
-TRVV_INLINE void trvv_store(float *p, trvv v) {
+TRVV_INLINE trvv trvv_load(const float* p) { TRVV_EACH(p[i]); }
+TRVV_INLINE void trvv_store(float* p, trvv v) {
   for (int i = 0; i < TRVV_N; i++) p[i] = v.f[i];
 }
 TRVV_INLINE trvv trvv_set(float x) { TRVV_EACH(x); }

@@ -160,6 +160,8 @@ trv_status trvi_dims_evaluate(trv_session* s, int saturate);
  * *out_short: ARGUMENT where a buffer that the caller bound to an output is too small, which is no
  * hindrance before the run. */
 trv_status trvi_extents_check(trv_session* s, trv_status* out_short);
+/* Is the value dense and row-major? How many elements it has then. */
+int trvi_dense(const trv_session* s, uint32_t value, trv_dim* out_count);
 /* trv_view_tensor, once in the code. */
 void trvi_tensor(const trv_session* s, uint32_t value, trv_tensor* out);
 /* Value id of a slot: inputs, then outputs. */

@@ -166,16 +166,20 @@ static int extent(const trv_session* s, const trvf_value* v, trv_dim* low, trv_d
   return trvi_add(*high, element, high);
 }
 
-/* A caller's data is dense and row-major, so a slot's value must be. */
-static int dense(const trv_session* s, const trvf_value* v) {
-  trv_dim step = 1;
+int trvi_dense(const trv_session* s, uint32_t value, trv_dim* out_count) {
+  const trvf_value* v = &s->plan.values[value];
+  int ok = 1;
+  *out_count = 1;
   for (uint32_t i = v->rank; i-- > 0;) {
     const trv_dim n = s->dims[v->dim[i]];
-    if (n == 0) return 1;
-    if (n != 1 && s->dims[v->stride[i]] != step) return 0;
-    step *= n; /* cannot overflow: the value's extent has been checked */
+    if (n == 0) {
+      *out_count = 0;
+      return 1;
+    }
+    ok = ok && (n == 1 || s->dims[v->stride[i]] == *out_count) &&
+         !trvi_mul(*out_count, n, out_count);
   }
-  return 1;
+  return ok;
 }
 
 trv_status trvi_extents_check(trv_session* s, trv_status* out_short) {
@@ -195,7 +199,8 @@ trv_status trvi_extents_check(trv_session* s, trv_status* out_short) {
   }
   for (uint32_t i = 0; i < p->input_count + p->output_count; i++) {
     const uint32_t id = trvi_slot_value(p, i);
-    if (!dense(s, &p->values[id])) return trvi_fail_of(&s->diag, TRVI_DENSE, id);
+    trv_dim count; /* a caller's data is dense */
+    if (!trvi_dense(s, id, &count)) return trvi_fail_of(&s->diag, TRVI_DENSE, id);
   }
   return TRV_OK;
 }

@@ -73,16 +73,6 @@ static trv_status run_step(trv_session* s, flight* f, uint32_t step) {
   return st;
 }
 
-static int contiguous(const trv_tensor* t, trv_dim* count) {
-  trv_dim step = 1;
-  for (uint32_t i = t->rank; i-- > 0;) {
-    if (t->dim[i] != 1 && t->stride[i] != step) return 0;
-    step *= t->dim[i];
-  }
-  *count = step;
-  return 1;
-}
-
 static trv_status copy_step(trv_session* s, flight* f, uint32_t step) {
   const trvf_step* t = &s->plan.steps[step];
   trv_tensor from, to;
@@ -96,7 +86,7 @@ static trv_status copy_step(trv_session* s, flight* f, uint32_t step) {
   const uint32_t target = s->plan.storages[s->plan.values[t->b].storage].region;
   int same = s->regions[source].host && s->regions[target].host;
   for (uint32_t i = 0; i < from.rank; i++) same = same && from.dim[i] == to.dim[i];
-  if (!same || !contiguous(&from, &count) || !contiguous(&to, &room)) {
+  if (!same || !trvi_dense(s, t->a, &count) || !trvi_dense(s, t->b, &room)) {
     st = trvi_fail_at(&s->diag, TRVI_COPY, t->a, count, room);
     s->diag.step = step;
     return st;

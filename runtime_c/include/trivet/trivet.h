@@ -1,9 +1,11 @@
 /* trivet.h - opens a program in place, says what memory it needs, runs it.
  *
- * Order of use:  trv_program_open -> trv_session_bytes -> trv_session_init -> trv_session_bind / trv_session_input
- *                -> trv_session_run.  On a host with malloc and files, trv_host_open does all of it (host section).
- * Nothing here allocates, locks, or has global state. A program is immutable and may serve any number of sessions in
- * parallel; a session belongs to one thread at a time. Every function returns a status (base.h).
+ * Order of use:  trv_program_open -> trv_session_bytes -> trv_session_init -> trv_session_bind /
+ * trv_session_input
+ *                -> trv_session_run.  On a host with malloc and files, trv_host_open does all of it
+ * (host section). Nothing here allocates, locks, or has global state. A program is immutable and
+ * may serve any number of sessions in parallel; a session belongs to one thread at a time. Every
+ * function returns a status (base.h).
  */
 #ifndef TRIVET_TRIVET_H
 #define TRIVET_TRIVET_H
@@ -19,196 +21,235 @@ extern "C" {
 #define TRV_VERSION_TEXT "0.1.0"
 #define TRV_FILE_ABI 1
 
-/* ---- program: a verified view of a file ---------------------------------------------------------------------------- */
+/* ---- program: a verified view of a file
+ * ---------------------------------------------------------------------------- */
 
 /* Where a caller's bytes come from when they cannot be mapped. read: 0, or a negative status. */
 typedef struct trv_reader {
-  trv_status (*read)(void *self, uint64_t offset, void *dst, size_t size);
-  void *self;
+  trv_status (*read)(void* self, uint64_t offset, void* dst, size_t size);
+  void* self;
   uint64_t size;
 } trv_reader;
 
-/* Borrowed bytes of a whole file (flash, mmap, memory). Fields are for the runtime. Copyable, nothing to close. */
+/* Borrowed bytes of a whole file (flash, mmap, memory). Fields are for the runtime. Copyable,
+ * nothing to close. */
 typedef struct trv_program {
-  trv_span file;          /* head at least; with the segments unless a reader is used                                */
-  trv_span external;      /* weights file, or empty                                                                  */
+  trv_span file;     /* head at least; with the segments unless a reader is used */
+  trv_span external; /* weights file, or empty */
   uint32_t root, entry_count, segment_count, flags;
-  const trvf_segment *segments;
-  const trv_reader *reader; /* or NULL                                                                               */
-  trv_diag diag;          /* of the last failed trv_program_ call on this struct                                     */
+  const trvf_segment* segments;
+  const trv_reader* reader; /* or NULL */
+  trv_diag diag;            /* of the last failed trv_program_ call on this struct */
 } trv_program;
 
-#define TRV_OPEN_DEFER_CRC 1u /* check weight segments not at open but in trv_program_check or at the first session  */
-#define TRV_OPEN_NO_CRC 2u    /* never check weight segments (the head is always checked)                            */
+#define TRV_OPEN_DEFER_CRC \
+  1u /* check weight segments not at open but in trv_program_check or at the first session  */
+#define TRV_OPEN_NO_CRC \
+  2u /* never check weight segments (the head is always checked)                            */
 
-/* Opens a program in place and verifies it: structure, ranges, overlap of live values, CRCs. file must be 16-byte
- * aligned and stay valid and unchanged while the program or a session of it is used. O(file) time because of the CRCs;
- * O(head) with TRV_OPEN_DEFER_CRC. Does not block. Errors: FORMAT, VERSION, ARGUMENT, UNSUPPORTED (a big-endian machine);
- * out_prog->diag says what. */
-TRV_API TRV_NODISCARD trv_status trv_program_open(trv_program *out_prog, trv_span file, uint32_t flags);
+/* Opens a program in place and verifies it: structure, ranges, overlap of live values, CRCs. file
+ * must be 16-byte aligned and stay valid and unchanged while the program or a session of it is
+ * used. O(file) time because of the CRCs; O(head) with TRV_OPEN_DEFER_CRC. Does not block. Errors:
+ * FORMAT, VERSION, ARGUMENT, UNSUPPORTED (a big-endian machine); out_prog->diag says what. */
+TRV_API TRV_NODISCARD trv_status trv_program_open(trv_program* out_prog, trv_span file,
+                                                  uint32_t flags);
 
-/* Attaches the external weights file that the program names. Errors: FORMAT when it is another file, STATE. */
-TRV_API TRV_NODISCARD trv_status trv_program_attach(trv_program *prog, trv_span weights, uint32_t flags);
+/* Attaches the external weights file that the program names. Errors: FORMAT when it is another
+ * file, STATE. */
+TRV_API TRV_NODISCARD trv_status trv_program_attach(trv_program* prog, trv_span weights,
+                                                    uint32_t flags);
 
-/* As trv_program_open, through a callback: the head is read into `head` (head_size bytes, 16-byte aligned; MEMORY with
- * diag.expected when too small). Weight regions must then be given to the session as buffers; trv_session_init reads
- * into them. */
-TRV_API TRV_NODISCARD trv_status trv_program_open_reader(trv_program *out_prog, const trv_reader *reader, void *head,
+/* As trv_program_open, through a callback: the head is read into `head` (head_size bytes, 16-byte
+ * aligned; MEMORY with diag.expected when too small). Weight regions must then be given to the
+ * session as buffers; trv_session_init reads into them. */
+TRV_API TRV_NODISCARD trv_status trv_program_open_reader(trv_program* out_prog,
+                                                         const trv_reader* reader, void* head,
                                                          size_t head_size, uint32_t flags);
 
 /* Checks the CRC of every segment now (for TRV_OPEN_DEFER_CRC). Errors: FORMAT. */
-TRV_API TRV_NODISCARD trv_status trv_program_check(trv_program *prog);
+TRV_API TRV_NODISCARD trv_status trv_program_check(trv_program* prog);
 
 /* An entry's description; texts and arrays point into the file. */
 typedef struct trv_entry {
-  const char *name;
-  uint32_t index, input_count, output_count, region_count, step_count, value_count, storage_count, dim_count, part_count;
-  uint32_t table;          /* for the runtime                                                                        */
+  const char* name;
+  uint32_t index, input_count, output_count, region_count, step_count, value_count, storage_count,
+      dim_count, part_count;
+  uint32_t table; /* for the runtime */
   uint32_t times;
   uint64_t lower_bound;
-  const char *signature;   /* JSON of the SDK, or NULL                                                               */
+  const char* signature; /* JSON of the SDK, or NULL */
 } trv_entry;
 
 typedef struct trv_region {
-  uint8_t kind, memory;    /* TRV_REGION_KIND_*                                                                      */
-  uint16_t id;             /* entries that name the same id mean the same bytes                                      */
+  uint8_t kind, memory; /* TRV_REGION_KIND_* */
+  uint16_t id;          /* entries that name the same id mean the same bytes */
   uint32_t align;
-  uint64_t size;           /* bytes that the caller gives (CONST: that lie in the file)                              */
-  uint32_t flags;          /* bit 0: depends on dimensions; size is then the bound, or that of the example           */
+  uint64_t size;  /* bytes that the caller gives (CONST: that lie in the file) */
+  uint32_t flags; /* bit 0: depends on dimensions; size is then the bound, or that of the example */
 } trv_region;
 
 /* An input or output slot. dims: sizes, -1 where dynamic (then min..max). */
 typedef struct trv_slot {
-  const char *name;
+  const char* name;
   uint32_t value;
   uint8_t dtype, rank;
   int64_t dim[TRV_MAX_RANK], min[TRV_MAX_RANK], max[TRV_MAX_RANK];
 } trv_slot;
 
-TRV_API TRV_NODISCARD trv_status trv_program_entry(const trv_program *prog, uint32_t index, trv_entry *out_entry);
-TRV_API TRV_NODISCARD trv_status trv_program_find(const trv_program *prog, const char *name, trv_entry *out_entry);
-TRV_API TRV_NODISCARD trv_status trv_program_region(const trv_program *prog, uint32_t entry, uint32_t i,
-                                                    trv_region *out_region);
-TRV_API TRV_NODISCARD trv_status trv_program_input(const trv_program *prog, uint32_t entry, uint32_t i, trv_slot *out_slot);
-TRV_API TRV_NODISCARD trv_status trv_program_output(const trv_program *prog, uint32_t entry, uint32_t i, trv_slot *out_slot);
-/* Text of the debug table for a time of an entry ("" where stripped): field 0 op, 1 module path, 2 source, 3 placement. */
-TRV_API const char *trv_program_debug(const trv_program *prog, uint32_t entry, uint32_t time, uint32_t field);
+TRV_API TRV_NODISCARD trv_status trv_program_entry(const trv_program* prog, uint32_t index,
+                                                   trv_entry* out_entry);
+TRV_API TRV_NODISCARD trv_status trv_program_find(const trv_program* prog, const char* name,
+                                                  trv_entry* out_entry);
+TRV_API TRV_NODISCARD trv_status trv_program_region(const trv_program* prog, uint32_t entry,
+                                                    uint32_t i, trv_region* out_region);
+TRV_API TRV_NODISCARD trv_status trv_program_input(const trv_program* prog, uint32_t entry,
+                                                   uint32_t i, trv_slot* out_slot);
+TRV_API TRV_NODISCARD trv_status trv_program_output(const trv_program* prog, uint32_t entry,
+                                                    uint32_t i, trv_slot* out_slot);
+/* Text of the debug table for a time of an entry ("" where stripped): field 0 op, 1 module path, 2
+ * source, 3 placement. */
+TRV_API const char* trv_program_debug(const trv_program* prog, uint32_t entry, uint32_t time,
+                                      uint32_t field);
 
-/* ---- session: an entry in the caller's memory ------------------------------------------------------------------------ */
+/* ---- session: an entry in the caller's memory
+ * ------------------------------------------------------------------------ */
 typedef struct trv_session trv_session;
 
 typedef struct trv_bound_device {
-  const trv_driver *driver;
-  trv_device *device;
+  const trv_driver* driver;
+  trv_device* device;
 } trv_bound_device;
 
 typedef struct trv_session_desc {
-  uint32_t size;                     /* sizeof(trv_session_desc)                                                     */
+  uint32_t size; /* sizeof(trv_session_desc)                                                     */
   uint32_t entry;
-  const trv_program *program;        /* must outlive the session                                                     */
-  const trv_bound_device *devices;   /* in order of preference; borrowed until the session is deinit                 */
+  const trv_program* program; /* must outlive the session */
+  const trv_bound_device*
+      devices; /* in order of preference; borrowed until the session is deinit                 */
   uint32_t device_count;
-  uint32_t flags;                    /* TRV_SESSION_*                                                                */
-  const trv_buf *regions;            /* by region of the entry; ARENA and STATE buffers (CONST: only with a reader;
-                                        IO: ignored). May be NULL for trv_session_bytes. Copied.                     */
-  const trv_runner *runner;          /* NULL: one thread                                                             */
-  const trv_hooks *hooks;            /* NULL: none                                                                   */
-  uint32_t max_steps;                /* steps that one run may take before it stops with STATE; 0: no limit. For files
-                                        of unknown origin, whose loops need not end                                  */
+  uint32_t flags; /* TRV_SESSION_*                                                                */
+  const trv_buf* regions;   /* by region of the entry; ARENA and STATE buffers (CONST: only with a
+                               reader; IO: ignored). May be NULL for trv_session_bytes. Copied. */
+  const trv_runner* runner; /* NULL: one thread */
+  const trv_hooks* hooks;   /* NULL: none */
+  uint32_t max_steps; /* steps that one run may take before it stops with STATE; 0: no limit. For
+                         files of unknown origin, whose loops need not end */
 } trv_session_desc;
 
-#define TRV_SESSION_REPLAN 1u     /* plan arenas again for the sizes of each run (dynamic entries, hosts)            */
-#define TRV_SESSION_KEEP_STATE 2u /* init leaves STATE as it is: another session of the program filled it            */
+#define TRV_SESSION_REPLAN \
+  1u /* plan arenas again for the sizes of each run (dynamic entries, hosts)            */
+#define TRV_SESSION_KEEP_STATE \
+  2u /* init leaves STATE as it is: another session of the program filled it            */
 
-/* Bytes of caller memory that trv_session_init needs (16-byte aligned), parts of drivers included. Errors as init. */
-TRV_API TRV_NODISCARD trv_status trv_session_bytes(const trv_session_desc *desc, size_t *out_bytes, trv_diag *out_diag);
+/* Bytes of caller memory that trv_session_init needs (16-byte aligned), parts of drivers included.
+ * Errors as init. */
+TRV_API TRV_NODISCARD trv_status trv_session_bytes(const trv_session_desc* desc, size_t* out_bytes,
+                                                   trv_diag* out_diag);
 
-/* Builds the session in mem and resets STATE. Errors: ARGUMENT; MEMORY (a region or mem too small: diag.expected/got);
- * UNSUPPORTED (no device takes a step; diag.step); FORMAT (deferred CRC or hostile part). out_diag may be NULL. */
-TRV_API TRV_NODISCARD trv_status trv_session_init(const trv_session_desc *desc, void *mem, size_t size,
-                                                  trv_session **out_sess, trv_diag *out_diag);
+/* Builds the session in mem and resets STATE. Errors: ARGUMENT; MEMORY (a region or mem too small:
+ * diag.expected/got); UNSUPPORTED (no device takes a step; diag.step); FORMAT (deferred CRC or
+ * hostile part). out_diag may be NULL. */
+TRV_API TRV_NODISCARD trv_status trv_session_init(const trv_session_desc* desc, void* mem,
+                                                  size_t size, trv_session** out_sess,
+                                                  trv_diag* out_diag);
 /* Closes the parts. The memory is the caller's. NULL is fine. */
-TRV_API void trv_session_deinit(trv_session *sess);
+TRV_API void trv_session_deinit(trv_session* sess);
 
 /* STATE back to its first values. Does not block on anything but running work. */
-TRV_API TRV_NODISCARD trv_status trv_session_reset(trv_session *sess);
+TRV_API TRV_NODISCARD trv_status trv_session_reset(trv_session* sess);
 
-/* The slot's tensor at its present binding; valid until the next bind or plan. NULL when i is out of range. */
-TRV_API const trv_tensor *trv_session_input(trv_session *sess, uint32_t i);
-TRV_API const trv_tensor *trv_session_output(trv_session *sess, uint32_t i);
+/* The slot's tensor at its present binding; valid until the next bind or plan. NULL when i is out
+ * of range. */
+TRV_API const trv_tensor* trv_session_input(trv_session* sess, uint32_t i);
+TRV_API const trv_tensor* trv_session_output(trv_session* sess, uint32_t i);
 
-/* Binds an input: dense row-major data of the slot's dtype in buf (host set), sizes dims[rank]. Borrowed until the next
- * bind of the slot; only read. dims NULL: the slot's static sizes, or those bound last. Input memory must be aligned to
- * its element. buf.host NULL: sizes only; the data go to the planned place, which trv_session_input tells after
- * trv_session_plan, and must be written again before each run.
- * Errors: ARGUMENT with expected/got (slot, dtype, rank, size out of range), MEMORY (buf.size too small). */
-TRV_API TRV_NODISCARD trv_status trv_session_bind_input(trv_session *sess, uint32_t i, uint32_t dtype, uint32_t rank,
-                                                        const int64_t *dims, trv_buf buf);
-/* Binds an output buffer (dense row-major). size is checked when it is known: here if static (MEMORY), else in run
- * (ARGUMENT; value = output; a plan goes through, so that it tells the size). buf.host NULL: back to the planned place
- * in the arena, where the data stay until the next run of any session with the same arena. */
-TRV_API TRV_NODISCARD trv_status trv_session_bind_output(trv_session *sess, uint32_t i, trv_buf buf);
-/* Gives ARENA or STATE region i another buffer (e.g. a bigger arena after TRV_MEMORY from plan). What the old one held
- * is not copied; unbound inputs and outputs have new places once trv_session_plan has run. */
-TRV_API TRV_NODISCARD trv_status trv_session_bind_region(trv_session *sess, uint32_t i, trv_buf buf);
+/* Binds an input: dense row-major data of the slot's dtype in buf (host set), sizes dims[rank].
+ * Borrowed until the next bind of the slot; only read. dims NULL: the slot's static sizes, or those
+ * bound last. Input memory must be aligned to its element. buf.host NULL: sizes only; the data go
+ * to the planned place, which trv_session_input tells after trv_session_plan, and must be written
+ * again before each run. Errors: ARGUMENT with expected/got (slot, dtype, rank, size out of range),
+ * MEMORY (buf.size too small). */
+TRV_API TRV_NODISCARD trv_status trv_session_bind_input(trv_session* sess, uint32_t i,
+                                                        uint32_t dtype, uint32_t rank,
+                                                        const int64_t* dims, trv_buf buf);
+/* Binds an output buffer (dense row-major). size is checked when it is known: here if static
+ * (MEMORY), else in run (ARGUMENT; value = output; a plan goes through, so that it tells the size).
+ * buf.host NULL: back to the planned place in the arena, where the data stay until the next run of
+ * any session with the same arena. */
+TRV_API TRV_NODISCARD trv_status trv_session_bind_output(trv_session* sess, uint32_t i,
+                                                         trv_buf buf);
+/* Gives ARENA or STATE region i another buffer (e.g. a bigger arena after TRV_MEMORY from plan).
+ * What the old one held is not copied; unbound inputs and outputs have new places once
+ * trv_session_plan has run. */
+TRV_API TRV_NODISCARD trv_status trv_session_bind_region(trv_session* sess, uint32_t i,
+                                                         trv_buf buf);
 
-/* Evaluates dimensions for the inputs bound, checks their ranges, plans arenas again if asked to, and so makes output
- * sizes known. run does it when needed. Errors: ARGUMENT (expected/got, value = input), MEMORY (value = region,
- * expected = bytes: bind a bigger one and call again). */
-TRV_API TRV_NODISCARD trv_status trv_session_plan(trv_session *sess);
+/* Evaluates dimensions for the inputs bound, checks their ranges, plans arenas again if asked to,
+ * and so makes output sizes known. run does it when needed. Errors: ARGUMENT (expected/got, value =
+ * input), MEMORY (value = region, expected = bytes: bind a bigger one and call again). */
+TRV_API TRV_NODISCARD trv_status trv_session_plan(trv_session* sess);
 
-/* Runs the entry to the end. May block on devices. After an error the session can be bound and run again. */
-TRV_API TRV_NODISCARD trv_status trv_session_run(trv_session *sess);
+/* Runs the entry to the end. May block on devices. After an error the session can be bound and run
+ * again. */
+TRV_API TRV_NODISCARD trv_status trv_session_run(trv_session* sess);
 
 typedef struct trv_event {
-  const trv_driver *driver;
-  trv_device *device;
+  const trv_driver* driver;
+  trv_device* device;
   uint64_t point;
 } trv_event;
-/* Starts the entry and returns; out_done is reached when it is complete. On synchronous devices it is already. */
-TRV_API TRV_NODISCARD trv_status trv_session_submit(trv_session *sess, trv_event *out_done);
+/* Starts the entry and returns; out_done is reached when it is complete. On synchronous devices it
+ * is already. */
+TRV_API TRV_NODISCARD trv_status trv_session_submit(trv_session* sess, trv_event* out_done);
 /* timeout_ns 0: poll (TRV_PENDING when not reached). */
-TRV_API TRV_NODISCARD trv_status trv_event_wait(const trv_event *event, uint64_t timeout_ns);
+TRV_API TRV_NODISCARD trv_status trv_event_wait(const trv_event* event, uint64_t timeout_ns);
 
 /* The last error of this session. Never NULL. */
-TRV_API const trv_diag *trv_session_diag(const trv_session *sess);
-/* The session's plan, for inspection and taps: resolve a value with trv_view_tensor inside a hook. Never NULL. */
-TRV_API const trv_view *trv_session_view(const trv_session *sess);
+TRV_API const trv_diag* trv_session_diag(const trv_session* sess);
+/* The session's plan, for inspection and taps: resolve a value with trv_view_tensor inside a hook.
+ * Never NULL. */
+TRV_API const trv_view* trv_session_view(const trv_session* sess);
 /* Hooks may be changed between runs. NULL: none. */
-TRV_API void trv_session_hooks(trv_session *sess, const trv_hooks *hooks);
+TRV_API void trv_session_hooks(trv_session* sess, const trv_hooks* hooks);
 
 /* Short English name of a status, static. */
-TRV_API const char *trv_status_text(trv_status status);
+TRV_API const char* trv_status_text(trv_status status);
 /* Writes one line for a diag into out (NUL-terminated, cut to size); returns the length it has. */
-TRV_API size_t trv_diag_print(const trv_diag *diag, char *out, size_t size);
+TRV_API size_t trv_diag_print(const trv_diag* diag, char* out, size_t size);
 
-/* ---- host: files, malloc, threads. Only host.c; absent with TRV_NO_HOST --------------------------------------------- */
+/* ---- host: files, malloc, threads. Only host.c; absent with TRV_NO_HOST
+ * --------------------------------------------- */
 #ifndef TRV_NO_HOST
-typedef struct trv_host trv_host; /* a mapped program, its devices, a thread pool and regions; all in one allocation set */
+typedef struct trv_host trv_host; /* a mapped program, its devices, a thread pool and regions; all
+                                     in one allocation set */
 
-/* Maps a file (weights: external weights file or NULL) and opens it. threads 0: as many as cores. Errors as
- * trv_program_open, and DEVICE when the file cannot be read. out_diag may be NULL. Free with trv_host_close. */
-TRV_API TRV_NODISCARD trv_status trv_host_open(const char *path, const char *weights, uint32_t flags, uint32_t threads,
-                                               trv_host **out_host, trv_diag *out_diag);
+/* Maps a file (weights: external weights file or NULL) and opens it. threads 0: as many as cores.
+ * Errors as trv_program_open, and DEVICE when the file cannot be read. out_diag may be NULL. Free
+ * with trv_host_close. */
+TRV_API TRV_NODISCARD trv_status trv_host_open(const char* path, const char* weights,
+                                               uint32_t flags, uint32_t threads,
+                                               trv_host** out_host, trv_diag* out_diag);
 /* The same for bytes that the caller owns and keeps. */
-TRV_API TRV_NODISCARD trv_status trv_host_open_span(trv_span file, trv_span weights, uint32_t flags, uint32_t threads,
-                                                    trv_host **out_host, trv_diag *out_diag);
-TRV_API void trv_host_close(trv_host *host);
-TRV_API const trv_program *trv_host_program(const trv_host *host);
+TRV_API TRV_NODISCARD trv_status trv_host_open_span(trv_span file, trv_span weights, uint32_t flags,
+                                                    uint32_t threads, trv_host** out_host,
+                                                    trv_diag* out_diag);
+TRV_API void trv_host_close(trv_host* host);
+TRV_API const trv_program* trv_host_program(const trv_host* host);
 
-/* A context: one session per entry, sharing STATE and arena. Contexts of one host are independent of each other and may
- * run on different threads. */
+/* A context: one session per entry, sharing STATE and arena. Contexts of one host are independent
+ * of each other and may run on different threads. */
 typedef struct trv_context trv_context;
-TRV_API TRV_NODISCARD trv_status trv_context_open(trv_host *host, uint32_t flags, trv_context **out_ctx, trv_diag *out_diag);
-TRV_API void trv_context_close(trv_context *ctx);
-TRV_API trv_session *trv_context_session(trv_context *ctx, uint32_t entry);
+TRV_API TRV_NODISCARD trv_status trv_context_open(trv_host* host, uint32_t flags,
+                                                  trv_context** out_ctx, trv_diag* out_diag);
+TRV_API void trv_context_close(trv_context* ctx);
+TRV_API trv_session* trv_context_session(trv_context* ctx, uint32_t entry);
 /* As trv_session_plan, growing arenas as needed (malloc). */
-TRV_API TRV_NODISCARD trv_status trv_context_plan(trv_context *ctx, uint32_t entry);
+TRV_API TRV_NODISCARD trv_status trv_context_plan(trv_context* ctx, uint32_t entry);
 /* As trv_session_run after trv_context_plan. */
-TRV_API TRV_NODISCARD trv_status trv_context_run(trv_context *ctx, uint32_t entry);
-TRV_API TRV_NODISCARD trv_status trv_context_reset(trv_context *ctx);
+TRV_API TRV_NODISCARD trv_status trv_context_run(trv_context* ctx, uint32_t entry);
+TRV_API TRV_NODISCARD trv_status trv_context_reset(trv_context* ctx);
 /* Bytes that this context holds: arenas, state, sessions. */
-TRV_API size_t trv_context_bytes(const trv_context *ctx);
+TRV_API size_t trv_context_bytes(const trv_context* ctx);
 #endif
 
 #ifdef __cplusplus
