@@ -146,7 +146,7 @@ static const char* make(const trvk_call* call, trvk_pool* p, int64_t* expected, 
 const char* trvk_pool_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trvf_pool_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *y = &call->out[0];
-  trvk_pool p;
+  trvk_pool p = {0};
   if (a->kind >= TRV_POOL_KIND_COUNT)
     return trvk_fail(TRVK_SAY("pool: unknown kind"), TRV_POOL_KIND_COUNT, a->kind, expected, got);
   if (x->dtype != y->dtype)
@@ -168,7 +168,7 @@ const char* trvk_pool_check(const trvk_call* call, int64_t* expected, int64_t* g
 }
 
 uint32_t trvk_pool_tiles(const trvk_call* call, uint32_t workers) {
-  trvk_pool p;
+  trvk_pool p = {0};
   int64_t e, g;
   if (make(call, &p, &e, &g)) return 1;
   double work = (double)trvk_count(&call->out[0]);
@@ -234,7 +234,7 @@ static void lanes(const trvk_call* call, const trvk_pool* p, const trvk_pool_at*
 }
 
 void TRVK_POOL(const trvk_call* call, uint32_t tile) {
-  trvk_pool p;
+  trvk_pool p = {0};
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0) return;
   (void)make(call, &p, &e, &g);
