@@ -31,6 +31,7 @@ static int conv_shape(const trvf_conv_attrs* a, uint32_t rank, const int64_t* di
 
 size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps) {
   const trv_dim most = PTRDIFF_MAX / 64;
+  if (groups < 1 || cg < 1 || og < 1 || taps < 1) return 0; /* nothing to pack */
   if (groups > most || cg > most || og > most - 16) return 0;
   trv_dim n;
   if (trvk_conv_is_depthwise(groups, cg)) {

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trivet import signature as sig
+from trivet.aten.complexes import Complex
+from trivet.aten.complexes import constant as complex_constant
 from trivet.error import Error
 from trivet.fbs.structs import DType
 from trivet.guards import add_guards, add_relations, multiple_in, multiple_of
 from trivet.importer import AUTOMATIC, Importer, Problem, handlers, type_of
 from trivet.ir.builder import Builder
 from trivet.ir.dim import Dim
-from trivet.ir.graph import Const, Graph, Module, State, Value
+from trivet.ir.graph import Const, Graph, Loc, Module, State, Value
 from trivet.ir.ops import Item
 from trivet.ir.types import Type
 from trivet.symbols import SymbolTable
@@ -262,9 +264,13 @@ class EntryImporter:
         t = self.weights.tensor(self.program, spec)
         if not node.users and not self._written(spec.target):
             return None  # e.g. num_batches_tracked
-        return self.importer.guarded(
-            lambda: self.weights.value(self.graph, str(spec.target), t), str(spec.target), node
-        )
+
+        def make() -> Any:
+            if t.is_complex() and key_of(t) not in self.weights.states:
+                return complex_constant(self.builder, t)
+            return self.weights.value(self.graph, str(spec.target), t)
+
+        return self.importer.guarded(make, str(spec.target), node)
 
     def _written(self, target: str | None) -> bool:
         s = self.program.graph_signature
@@ -338,6 +344,9 @@ class EntryImporter:
         if isinstance(result, Value):
             kind = self.importer.numbers.get(result, "tensor")
             return {"kind": kind, "index": self._slot(result)}
+        if isinstance(result, Complex):
+            self.importer.problem(Loc(), "a complex tensor is returned", "return torch.view_as_real(y)")
+            return sig.constant(None)
         return sig.constant(result)
 
     def _slot(self, v: Value) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from trivet.aten.complexes import constant
 from trivet.error import Error
 from trivet.fbs.structs import DType
 from trivet.ir.builder import Builder
@@ -124,7 +125,7 @@ class Importer:
             self.env[node] = self._import(node)
             self._bound(done)
         except Error as e:
-            self._problem(loc, e.reason, e.remedy)
+            self.problem(loc, e.reason, e.remedy)
             self.env[node] = self._dummy(node.meta.get("val"))
         except Exception as e:
             raise Error(f"{loc.origin} could not be imported: {first_line(e)}", node=str(loc),
@@ -224,7 +225,10 @@ class Importer:
         for part in str(node.target).split("."):
             owner = getattr(owner, part)
         if isinstance(owner, torch.Tensor):
-            return self.guarded(lambda: self.builder.const(owner), str(node.target), node)
+            make = (
+                (lambda: constant(self.builder, owner)) if owner.is_complex() else (lambda: self.builder.const(owner))
+            )
+            return self.guarded(make, str(node.target), node)
         return owner
 
     # -- problems
@@ -233,10 +237,11 @@ class Importer:
         try:
             return make()
         except Error as e:
-            self._problem(Loc("", "", origin), f"{origin}: {e.reason}", e.remedy)
+            self.problem(Loc("", "", origin), f"{origin}: {e.reason}", e.remedy)
             return self._dummy(node.meta.get("val"))
 
-    def _problem(self, loc: Loc, reason: str, remedy: str) -> None:
+    def problem(self, loc: Loc, reason: str, remedy: str) -> None:
+        """Notes one, once."""
         p = Problem(loc.origin, loc.module, loc.source, reason, remedy)
         if p not in self.problems:
             self.problems.append(p)

@@ -9,7 +9,6 @@ from torch import nn
 import trivet
 
 
-
 @pytest.mark.parametrize(("border", "conv", "fused"), [
     (nn.ZeroPad2d((0, 1, 0, 1)), nn.Conv2d(3, 4, 3, stride=2), True),
     (nn.ZeroPad2d((2, 1, 0, 3)), nn.Conv2d(3, 4, 3, stride=2, padding=1), True),
