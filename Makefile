@@ -12,7 +12,7 @@ demo: .venv/ready
 	$(BIN)/python examples/01_hello/hello.py
 
 test: .venv/ready
-	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile tests
 
 # The package with its C library, editable: Python changes count at once, C changes rebuild it.
 .venv/ready: .venv/tools $(C_FILES) pyproject.toml

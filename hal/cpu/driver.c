@@ -278,7 +278,9 @@ static const char* check_counts(const trv_part* part, const trvf_command* c, con
   for (uint32_t k = 0; k < n; k++) {
     const trv_tensor* t = &part->tensors[k];
     uint64_t most = PTRDIFF_MAX / 16, count = 1;
-    if (k >= c->n_in)
+    int empty = 0;
+    for (uint32_t i = 0; i < t->rank; i++) empty |= t->dim[i] == 0;
+    if (k >= c->n_in && !empty)
       most = view->regions[view->storages[view->values[ids[k]].storage].region].size /
              trv_dtype_size(t->dtype);
     for (uint32_t i = 0; i < t->rank; i++) {

@@ -2,8 +2,8 @@
  * set.
  *
  * Define TRVV_N (4, 8 or 16) before including it; a file for AVX2 or AVX-512 selects its target
- * first (isa_*.h). Loads and stores take any alignment of floats. fma rounds once where the
- * instruction set has it.
+ * first. Loads and stores take any alignment of floats. fma rounds once where the instruction set
+ * has it.
  */
 #ifndef TRVK_VEC_H
 #define TRVK_VEC_H

@@ -7,6 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#if defined(_WIN32)
+#include <direct.h>
+#else
+#include <sys/stat.h>
+#endif
 
 #include "inspect.h"
 #include "npy.h"
@@ -19,7 +24,7 @@ static const char usage[] =
     "  trv_run run FILE [INPUT ...] [-o DIR]    runs an entry; INPUT: x.npy, or raw bytes: x.raw, "
     "x.raw@1x3x224x224;\n"
     "                                           a missing input gets zeros; outputs go to "
-    "DIR/output_0.npy ...\n"
+    "DIR/output_0.npy ..., DIR is made\n"
     "  trv_run bench FILE [INPUT ...]           times it; a missing input gets random numbers, its "
     "size from --size\n"
     "\n"
@@ -37,7 +42,7 @@ typedef struct options {
   const char* inputs[64];
   uint32_t input_count, threads, runs, warmup, flags;
   int64_t size;
-  int json;
+  int json, help;
 } options;
 
 typedef struct job {
@@ -91,7 +96,9 @@ static int parse(int argc, char** argv, options* o) {
   for (int i = 1; i < argc; i++) {
     const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
     int64_t n = 0;
-    if (strcmp(a, "--json") == 0) {
+    if (strcmp(a, "--help") == 0 || strcmp(a, "-h") == 0) {
+      o->help = 1;
+    } else if (strcmp(a, "--json") == 0) {
       o->json = 1;
     } else if (strcmp(a, "--defer-crc") == 0) {
       o->flags |= TRV_OPEN_DEFER_CRC;
@@ -228,6 +235,10 @@ static int bind_inputs(const options* o, job* j, int random) {
       }
     }
     const trv_buf buf = {a->data, 0, a->size};
+    if (a->dtype != slot.dtype) {
+      return complain("%s: input %u \"%s\" is %s, expected %s", o->inputs[i], (unsigned)i,
+                      slot.name, dtype_name(a->dtype), dtype_name(slot.dtype));
+    }
     if (trv_session_bind_input(s, i, a->dtype, a->rank, a->dim, buf))
       return complain_diag(trv_session_diag(s), slot.name);
   }
@@ -330,9 +341,19 @@ static void describe(const job* j, uint32_t i, const trv_tensor* t) {
   printf("\n");
 }
 
+/* One that is there already is as good; one that cannot be made shows when a file is written. */
+static void make_folder(const char* path) {
+#if defined(_WIN32)
+  (void)_mkdir(path);
+#else
+  (void)mkdir(path, 0777);
+#endif
+}
+
 static int command_run(const options* o, job* j) {
   if (bind_inputs(o, j, 0) || run_once(j)) return 1;
   trv_session* s = trv_context_session(j->ctx, j->entry.index);
+  if (o->out) make_folder(o->out);
   for (uint32_t i = 0; i < j->entry.output_count; i++) {
     const trv_tensor* t = trv_session_output(s, i);
     describe(j, i, t);
@@ -394,9 +415,10 @@ int main(int argc, char** argv) {
   if (parse(argc, argv, &o)) return 2;
   const int known = o.command && (strcmp(o.command, "inspect") == 0 ||
                                   strcmp(o.command, "run") == 0 || strcmp(o.command, "bench") == 0);
-  if (!known || !o.file) {
-    fputs(usage, o.command ? stderr : stdout);
-    return o.command ? 2 : 0;
+  const int wrong = o.command && !o.help;
+  if (o.help || !known || !o.file) {
+    fputs(usage, wrong ? stderr : stdout);
+    return wrong ? 2 : 0;
   }
   if (strcmp(o.command, "inspect") == 0) o.threads = 1;
   int bad = open_job(&o, &j);

@@ -55,7 +55,8 @@ static trv_view plan_view(const trvi_plan* p) {
   v.dim_count = p->dim_count;
   v.values = p->values;
   v.storages = p->storages;
-  v.offsets = (const uint8_t*)p->storages + offsetof(trvf_storage, offset);
+  _Static_assert(offsetof(trvf_storage, offset) == 0, "offset comes first");
+  v.offsets = (const uint8_t*)p->storages;
   v.offset_stride = sizeof(trvf_storage);
   v.dim_table = p->dims;
   v.region_table = p->regions;

@@ -108,8 +108,11 @@ def accept(x: Any, slot: Slot) -> Buffer:
         return _from_numpy(np.asarray(x), slot, "numpy")
     if hasattr(x, "__dlpack__") or type(x).__name__ == "PyCapsule":
         return _from_dlpack(x, slot)
+    remedy = "pass a numpy array, a torch tensor or an object with __dlpack__"
+    if isinstance(x, (list, tuple)) and slot.dtype != DType.bf16:
+        remedy += f", e.g. numpy.asarray(x, numpy.{LONG[slot.dtype]})"
     raise Error(f"expected a {LONG[slot.dtype]} tensor of rank {slot.rank}, got {type(x).__name__}", node=_where(slot),
-                remedy="pass a numpy array, a torch tensor or an object with __dlpack__")  # fmt: skip
+                remedy=remedy)  # fmt: skip
 
 
 def _where(slot: Slot) -> str:

@@ -177,7 +177,7 @@ def _npz(path: str, slots: Sequence[Slot]) -> list[Any]:
         with np.load(path, allow_pickle=False) as z:
             data = {k: z[k] for k in z.files}
     except (OSError, ValueError) as e:
-        raise Error(f"{path}: {e}") from None
+        raise Error(f"{path}: {_why(e)}") from None
     if all(s.name in data for s in slots):
         return [data[s.name] for s in slots]
     if len(data) != len(slots):
@@ -191,7 +191,7 @@ def _array(path: str, slot: Slot, sizes: Mapping[str, Sequence[int]]) -> Any:
             return np.load(path, allow_pickle=False)
         data = Path(path).read_bytes()
     except (OSError, ValueError) as e:
-        raise Error(f"{path}: {e}") from None
+        raise Error(f"{path}: {_why(e)}") from None
     shape = tuple(sizes.get(slot.name, sizes.get(str(slot.index), ())))
     if not shape and not slot.static:
         raise Error(f"{path}: a raw file does not tell its shape",
@@ -206,6 +206,10 @@ def _array(path: str, slot: Slot, sizes: Mapping[str, Sequence[int]]) -> Any:
         arrays.torch_module()
         return torch.frombuffer(bytearray(data), dtype=torch.bfloat16).reshape(shape)
     return np.frombuffer(data, arrays.NUMPY[slot.dtype].newbyteorder("<")).reshape(shape)
+
+
+def _why(e: Exception) -> str:
+    return e.strerror if isinstance(e, OSError) and e.strerror else str(e)
 
 
 def _time(call: Callable[[], Any]) -> float:

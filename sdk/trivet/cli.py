@@ -166,17 +166,17 @@ def _program(p: argparse.ArgumentParser, optional: bool = False) -> None:
 
 
 def _natural(text: str) -> int:
-    n = int(text)
-    if n < 0:
-        raise ValueError
-    return n
+    return _at_least(0, text)
 
 
 def _positive(text: str) -> int:
-    n = int(text)
-    if n < 1:
-        raise ValueError
-    return n
+    return _at_least(1, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"a whole number from {least} on expected, got {text!r}")
+    return int(text)
 
 
 def _sizes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:

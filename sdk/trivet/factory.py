@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ def _find(spec: str) -> Source:
     found: Any = _module(where)
     for part in name.split("."):
         if not hasattr(found, part):
-            raise Error(f"{where} has no {part!r}")
+            close = get_close_matches(part, dir(found), 1)
+            raise Error(f"{where} has no {part!r}", remedy=f"is it {close[0]!r}?" if close else "")
         found = getattr(found, part)
     if callable(found) and not isinstance(found, torch.nn.Module):
         try:

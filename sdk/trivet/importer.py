@@ -18,6 +18,7 @@ from trivet.ir.graph import Loc, Value
 from trivet.ir.interop import dtype_of
 from trivet.ir.ops import Item
 from trivet.ir.types import Type
+from trivet.scalars import is_number_only
 from trivet.symbols import SymbolTable, dim_of
 from trivet.tracing import first_line, user_line
 
@@ -37,7 +38,7 @@ class Problem:
 
     @property
     def where(self) -> str:
-        """ "encoder.layers.0 (model.py:12)"."""
+        """For example "encoder.layers.0 (model.py:12)"."""
         return str(Loc(self.module, self.source, self.op))
 
 
@@ -190,6 +191,13 @@ class Importer:
         if isinstance(val, (bool, int, float)):
             return val
         if isinstance(val, torch.SymInt):
+            if self._may_be_negative(val) and is_number_only(node):
+                self.table.numbers.update(s.name for s in val.node.expr.free_symbols)
+                for name in self.table.numbers:
+                    self.builder.graph.symbols.pop(name, None)
+                v = b.cast(b.reshape(x, ()), DType.i64)
+                self.numbers[v] = "int"
+                return v
             d = self.table.dim(val)
             symbol = self.builder.graph.symbols.get(str(d))
             if symbol is not None and symbol.data:
@@ -202,6 +210,11 @@ class Importer:
         elif isinstance(val, torch.SymBool):
             self.numbers[v] = "bool"
         return v
+
+    def _may_be_negative(self, val: Any) -> bool:
+        """True for a symbol of its own without a lower bound of zero: .item() before anything makes it a size."""
+        expr = val.node.expr
+        return bool(expr.is_Symbol) and self.table.least(val) < 0
 
     def arg(self, a: Any) -> Any:
         """An fx argument (nodes, containers of them, constants) as IR values."""

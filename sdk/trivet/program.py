@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,9 @@ class Program:
 
         Returns:
             The path.
+
+        Raises:
+            Error: files that cannot be written.
         """
         target = Path(path)
         external = None if weights is None else Path(f"{target}.weights" if weights == "external" else weights)
@@ -79,7 +84,8 @@ class Program:
             if external is not None or not debug:
                 raise Error("a program read from a file can only be saved as it is",
                             remedy="choose weights= and debug= when saving what export returned")  # fmt: skip
-            target.write_bytes(self.to_bytes())
+            with _writing(target):
+                target.write_bytes(self.to_bytes())
             return target
         spec = self._spec
         if not debug:
@@ -88,7 +94,8 @@ class Program:
             spec = replace(spec, segments=[replace(s, external=i == 0) for i, s in enumerate(spec.segments)])
             if not spec.segments:
                 external = None
-        write_file(spec, target, external)
+        with _writing(target):
+            write_file(spec, target, external)
         return target
 
     def summary(self) -> dict[str, Any]:
@@ -120,6 +127,14 @@ class Program:
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as e:
+        raise Error(f"cannot write {path}: {e.strerror or e}") from None
 
 
 def entry_summary(e: EntryView) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class Net:
             return entry
         if len(self._entries) != 1:
             raise Error(f"the program has the entries {', '.join(self._entries)}: name the one to run",
-                        remedy=f"net.{next(iter(self._entries))}(...)")  # fmt: skip
+                        remedy=f"net.{next(iter(self._entries))}(...), on the command line --entry")  # fmt: skip
         return next(iter(self._entries.values()))
 
     def entry(self, name: str) -> Entry:

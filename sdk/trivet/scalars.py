@@ -1,6 +1,7 @@
 """Arithmetic on Python numbers that depend on sizes or tensors: SymInt, SymFloat, SymBool nodes of an fx graph.
 
-An integer is a dimension and needs no node. A float or bool is a 0-d value (f64, bool) computed by a map.
+An integer is a dimension and needs no node, unless it depends on a number that is none. A float, a bool, or an integer that
+may be negative is a 0-d value (f64, bool, i64) computed by a map.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from trivet.error import Error
 from trivet.fbs.structs import DType, MapOp
 from trivet.ir.dim import Dim
 from trivet.ir.expr import Expr, Reg
@@ -41,26 +43,78 @@ def scalar(importer: Importer, node: torch.fx.Node, val: Any) -> Any:
 
     if isinstance(val, (bool, int, float)):
         return val
-    if isinstance(val, torch.SymInt):
+    if isinstance(val, torch.SymInt) and not any(_is_value(importer, a) for a in node.args):
         return importer.table.dim(val)
+    if isinstance(val, torch.SymInt) and (size := _size(importer, val)) is not None:
+        return size
     if not _needed(node):
         return None
-    is_float = isinstance(val, torch.SymFloat)
-    dtype = DType.f64 if is_float else DType.bool
+    kind = {"SymInt": "int", "SymFloat": "float", "SymBool": "bool"}[type(val).__name__]
+    dtype = {"int": DType.i64, "float": DType.f64, "bool": DType.bool}[kind]
     e = Expr()
-    v = importer.builder.expression(e, _formula(importer, e, node), dtype, ())
-    importer.numbers[v] = "float" if is_float else "bool"
+    v = importer.builder.expression(e, _formula(importer, e, node).cast(dtype), dtype, ())
+    importer.numbers[v] = kind
     return v
+
+
+def _is_value(importer: Importer, a: Any) -> bool:
+    import torch
+
+    return isinstance(a, torch.fx.Node) and (importer.env[a] is None or isinstance(importer.env[a], Value))
+
+
+def _size(importer: Importer, val: torch.SymInt) -> int | Dim | None:
+    """The integer as a dimension, where it is one."""
+    try:
+        size = importer.table.dim(val)
+    except Error:
+        return None
+    known = importer.builder.graph.symbols
+    return size if not isinstance(size, Dim) or size.symbols() <= known.keys() else None
+
+
+def is_number_only(node: torch.fx.Node) -> bool:
+    """True when an integer is used in arithmetic only: never as a size, an index or a condition of control flow."""
+    import torch
+
+    seen, todo = {node}, [node]
+    while todo:
+        at = todo.pop()
+        for user in at.users:
+            if user in seen or user.op == "output" or _is_assertion(user):
+                continue
+            if is_scalar(user.meta.get("val")):
+                seen.add(user)
+                todo.append(user)
+            elif not isinstance(user.target, torch._ops.OpOverload) or not _takes_number(user, at):
+                return False
+    return True
+
+
+def _takes_number(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """True when each argument of an operator that that is this node is a Scalar, not a size."""
+    places = user.target._schema.arguments  # type: ignore[union-attr]
+    given = [*zip((p.type for p in places), user.args, strict=False),
+             *((p.type, user.kwargs[p.name]) for p in places if p.name in user.kwargs)]  # fmt: skip
+    return all(node not in _nodes(a) or str(t) in ("number", "Optional[number]", "Tensor") for t, a in given)
+
+
+def _nodes(a: Any) -> list[Any]:
+    return [n for x in a for n in _nodes(x)] if isinstance(a, (list, tuple)) else [a]
+
+
+def _is_assertion(node: torch.fx.Node) -> bool:
+    from trivet.importer import ASSERTIONS
+
+    return str(node.target) in ASSERTIONS
 
 
 def _needed(node: torch.fx.Node) -> bool:
     """False when nothing but assertions reads the number, directly or through others."""
-    from trivet.importer import ASSERTIONS
-
     seen, todo = {node}, [node]
     while todo:
         for user in todo.pop().users:
-            if str(user.target) in ASSERTIONS or user in seen:
+            if _is_assertion(user) or user in seen:
                 continue
             if not is_scalar(user.meta.get("val")):
                 return True
@@ -70,7 +124,7 @@ def _needed(node: torch.fx.Node) -> bool:
 
 
 def _formula(importer: Importer, e: Expr, node: torch.fx.Node) -> Reg:
-    """The node's number as a register, computed in f64 (bools: in bool)."""
+    """The node's number as a register, computed in f64 (integers: in i64, bools: in bool)."""
     name = _name(node.target)
     regs = [_register(importer, e, a) for a in node.args]
     if name in ("not", "not_"):
@@ -79,6 +133,8 @@ def _formula(importer: Importer, e: Expr, node: torch.fx.Node) -> Reg:
         return regs[0].cast(DType.f64)
     if name == "ite":
         return regs[0].cast(DType.bool).select(regs[1], regs[2])
+    if name in ("neg", "abs", "_abs") and regs[0].dtype != DType.f64:
+        return regs[0].cast(DType.i64).do(_UNARY[name])
     if name in _UNARY:
         return regs[0].cast(DType.f64).do(_UNARY[name])
     if name in _BINARY:

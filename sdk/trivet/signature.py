@@ -83,6 +83,9 @@ class Signature:
         """Arguments by position or by keyword as at export, whichever way the caller gives them."""
         want, keys = len(self.args["c"]), list(self.kwargs["k"])
         place = {n: i for i, n in enumerate(self.names) if n}
+        for key in kwargs:
+            if key not in place and key not in keys and key not in self.defaults:
+                raise Error(f"unexpected keyword argument {key!r}", remedy=self._usage())
         for i in range(want, len(args)):  # given by position, keyword (or not at all) at export
             name = self.names[i] if i < len(self.names) else ""
             if not name or name in kwargs:

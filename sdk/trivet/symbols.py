@@ -167,6 +167,7 @@ class SymbolTable:
         self.graph = graph
         self.ranges = {str(k): v for k, v in ranges.items()}
         self.integers: dict[int, int | Dim] = {}  # input position: the integer that the caller passes there
+        self.numbers: set[str] = set()  # symbols that are no sizes: 0-d values have their numbers
         self.replaced: dict[str, int | Dim] = {}  # symbols that are written through others
 
     def dim(self, x: Any) -> int | Dim:
@@ -218,14 +219,21 @@ class SymbolTable:
         if node is None or not hasattr(node, "expr"):
             return
         for s in sorted(node.expr.free_symbols, key=str):
-            if s.is_integer and s.name not in self.graph.symbols:
+            if s.is_integer and s.name not in self.graph.symbols and s.name not in self.numbers:
                 lo, hi = self._range(s, node.shape_env)
                 self.graph.symbols[s.name] = Sym(s.name, lo, hi, data=s.name.startswith("u"), hint=_hint(s, node))
 
-    def _range(self, s: Expr, env: Any) -> tuple[int, int]:
+    def least(self, x: Any) -> int:
+        """The lower bound of a symbol as torch knows it; -INF: none."""
+        r = self._torch_range(x.node.expr, x.node.shape_env)
+        return -INF if r is None else _bound(r.lower, -INF)
+
+    def _torch_range(self, s: Expr, env: Any) -> Any:
         r = self.ranges.get(s.name)
-        if r is None:
-            r = env.var_to_range.get(s) if env is not None else None
+        return env.var_to_range.get(s) if r is None and env is not None else r
+
+    def _range(self, s: Expr, env: Any) -> tuple[int, int]:
+        r = self._torch_range(s, env)
         if r is None:
             return 0, INF
         return max(0, _bound(r.lower, 0)), _bound(r.upper, INF)

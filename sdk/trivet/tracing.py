@@ -73,6 +73,9 @@ def export_program(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[st
     elif isinstance(model, torch.nn.Module):
         forward = model.forward
         program = _export(name, model, args, kwargs, dynamic_shapes)
+    elif isinstance(model, type) and issubclass(model, torch.nn.Module):
+        raise Error(f"entry {name!r}: {model.__name__} is a class; a module made of it is expected",
+                    remedy=f"write {model.__name__}(...)")  # fmt: skip
     elif callable(model):
         raise Error(f"entry {name!r}: a {type(model).__name__} cannot be exported",
                     remedy="wrap the function in a torch.nn.Module whose forward() calls it")  # fmt: skip
@@ -134,7 +137,7 @@ def _export(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: di
     with evaluation(model) as trained, torch.no_grad(), rnn_capture.whole_rnns(), quiet():
         if trained:
             warnings.warn("the model is in training mode; it is captured in eval mode (no dropout, stored statistics)",
-                          UserWarning, stacklevel=5)  # fmt: skip
+                          UserWarning, stacklevel=_user_level())  # fmt: skip
         printed = io.StringIO()  # torch prints whole graphs to stderr before it raises
         try:
             with redirect_stderr(printed):
@@ -145,6 +148,14 @@ def _export(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: di
             raise _explained(name, e) from e
         sys.stderr.write(printed.getvalue())
         return program
+
+
+def _user_level() -> int:
+    """For warnings.warn in the caller: the first frame that is not of this package."""
+    here, level, frame = os.path.dirname(__file__) + os.sep, 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _decompose(name: str, program: ExportedProgram, handled: Collection[str]) -> ExportedProgram:
@@ -266,10 +277,12 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
      "give the dimension that torch.export names a fixed size or the range it suggests, or Dim.AUTO"),
     (r"data-dependent|GuardOnDataDependentSymNode|unbacked|Could not guard",
      "branch with torch.cond or torch.where, or state the range with torch._check()"),
+    (r"Unsupported input type .*numpy", "pass torch tensors as example arguments: torch.from_numpy(x)"),
     (r"numpy|\.item\(\)", "keep the computation in torch operators"),
     (r"missing a required argument|missing \d+ required|too many positional|unexpected keyword|takes \d+ positional",
      "pass the example arguments that forward() takes"),
-    (r"dynamic_shapes", "dynamic_shapes must have the structure of the arguments"),
+    (r"dynamic_shapes|^IndexError: list assignment",
+     "dynamic_shapes must have the structure of the arguments, and axes that they have"),
 )  # fmt: skip
 
 
@@ -278,7 +291,7 @@ def _explained(name: str, e: Exception) -> Error:
     text = f"{type(e).__name__}: {e}"
     remedy = next(
         (r for pattern, r in _REMEDIES if re.search(pattern, text)),
-        "torch.export must accept the model; try torch.export.export(model, args, strict=False) on its own",
+        "see whether model(*args) works with these arguments, then torch.export.export(model, args, strict=False)",
     )
     where = user_line_of_exception(e)
     return Error(f"entry {name!r}: torch.export cannot capture it: {first_line(e)}", node=where, remedy=remedy)
@@ -298,7 +311,7 @@ def first_line(e: BaseException, width: int = 300) -> str:
 
 
 def user_line_of_exception(e: BaseException) -> str:
-    """ "file.py:12" of the innermost frame of the user's code, "" when there is none."""
+    """The innermost frame of the user's code as "file.py:12", "" when there is none."""
     frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(e.__traceback__)]
     frames += [(m[1], int(m[2])) for m in _FRAME.finditer(str(e))]
     return _innermost(frames)

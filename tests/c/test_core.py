@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from ctools import CORE, CPU, HERE, HOST, INCLUDES, ROOT, sh, tool
 
-pytestmark = pytest.mark.xdist_group("c")
 TOY = HERE / "toy.c"
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Wvla", "-Werror"]
 ARM = ["arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mthumb"]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from ctools import CORE, CPU, HOST, INCLUDES, ROOT, sh, tool
 
-pytestmark = pytest.mark.xdist_group("c")
 CLI = sorted((ROOT / "runtime_c/cli").glob("*.c"))
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from ctools import HERE, ROOT, generator, sh, tool
 
-pytestmark = pytest.mark.xdist_group("c")
 EXPECTED = "2 5 8 11"
 
 

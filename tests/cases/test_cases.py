@@ -13,7 +13,6 @@ sys.path.insert(0, str(HERE))
 import cases as C  # noqa: E402
 from common import run_all  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("cases")  # one run for all
 IDS = [c.id for c in C.CASES.values() if c.kind not in ("quant", "runtime")]
 
 

@@ -117,7 +117,6 @@ def smol(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return model, net
 
 
-@pytest.mark.xdist_group("smol")
 def test_smollm2_greedy(smol: tuple[Any, Any]) -> None:
     _, net = smol
     tok = P.SmolTokenizer()
@@ -131,7 +130,6 @@ def test_smollm2_greedy(smol: tuple[Any, Any]) -> None:
         assert tok.decode(got) == continuation
 
 
-@pytest.mark.xdist_group("smol")
 def test_smollm2_token_by_token_is_whole_prompt(smol: tuple[Any, Any]) -> None:
     model, net = smol
     ids = torch.tensor([P.SmolTokenizer().encode("Water boils at 100 degrees Celsius, which is approximately 212")])

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -18,7 +16,6 @@ def block(language: str) -> str:
     return str(found[0])
 
 
-@pytest.mark.xdist_group("readme")
 def test_python_then_c(tmp_path: Path) -> None:
     (tmp_path / "hello.py").write_text(block("python"))
     subprocess.run([sys.executable, "hello.py"], cwd=tmp_path, check=True)

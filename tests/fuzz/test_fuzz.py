@@ -14,7 +14,6 @@ sys.path.insert(0, str(HERE.parent / "c"))
 
 from ctools import CORE, CPU, INCLUDES, sh, tool
 
-pytestmark = pytest.mark.xdist_group("c")
 SECONDS = int(os.environ.get("TRIVET_FUZZ_SECONDS", "20"))
 SANITIZE = "fuzzer,address,undefined"
 
