@@ -18,20 +18,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "e2e"), str(HERE / "c"), str(HERE / "ops")]
 
-# ExecuTorch's planned bytes over its own lower bound (greedy, float32, portable), where it was measured.
-GREEDY = {
-    "resnet18": 6_422_528,
-    "mobilenet_v2": 9_936_896,
-    "vit_tiny": 2_141_488,
-    "dscnn": 64_000,
-    "autoencoder": 330_752,
-}
-
 
 def plan() -> None:
     """Arena of each zoo model beside the lower bound and ExecuTorch's greedy plan."""
     import torch
     import zoo
+    from test_zoo import GREEDY
 
     import trivet
 
@@ -39,8 +31,8 @@ def plan() -> None:
     for name in zoo.ZOO:
         model, args, dynamic = zoo.make(name)
         with torch.no_grad():
-            entry = trivet.export(model, args, dynamic_shapes=dynamic).inspect()["entries"][0]
-        arena, bound = entry["arena"], entry["lower_bound"]
+            entry = trivet.export(model, args, dynamic_shapes=dynamic).summary()["entries"][0]
+        arena, bound = entry["memory"]["arena"], entry["lower_bound"]
         print(f"{name:<20}{arena:>12,}{bound:>12,}{arena / max(bound, 1):>8.3f}{GREEDY.get(name, 0):>12,}")
 
 

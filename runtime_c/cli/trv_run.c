@@ -191,7 +191,7 @@ static int invent(const options* o, const trv_slot* slot, npy_array* a, int rand
     if (n < 0)
       n = o->size < slot->min[k] ? slot->min[k] : o->size > slot->max[k] ? slot->max[k] : o->size;
     a->dim[k] = n;
-    if (n && a->size > ((size_t)1 << 40) / (size_t)n)
+    if (a->size && (uint64_t)n > SIZE_MAX / 2 / a->size)
       return complain("input \"%s\" would be too large", slot->name);
     a->size *= (size_t)n;
   }
@@ -236,8 +236,8 @@ static int bind_inputs(const options* o, job* j, int random) {
     }
     const trv_buf buf = {a->data, 0, a->size};
     if (a->dtype != slot.dtype) {
-      return complain("%s: input %u \"%s\" is %s, expected %s", o->inputs[i], (unsigned)i,
-                      slot.name, dtype_name(a->dtype), dtype_name(slot.dtype));
+      return complain("%s: input %u \"%s\" has another dtype: expected %s, got %s", o->inputs[i],
+                      (unsigned)i, slot.name, dtype_name(slot.dtype), dtype_name(a->dtype));
     }
     if (trv_session_bind_input(s, i, a->dtype, a->rank, a->dim, buf))
       return complain_diag(trv_session_diag(s), slot.name);

@@ -29,6 +29,7 @@ static int before(const trv_session* s, uint32_t a, uint32_t b) {
 /* Shell sort by (rank, id): no recursion, no memory, close to n log n at these sizes. */
 void trvi_replan_init(trv_session* s) {
   const uint32_t n = s->plan.storage_count;
+  s->placed = s->order + n;
   uint32_t gap = 1;
   for (uint32_t i = 0; i < n; i++) {
     s->order[i] = i;

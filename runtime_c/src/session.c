@@ -29,15 +29,13 @@ static trv_session* take_arrays(room* r, const trvi_plan* p, uint32_t flags) {
   out->regions = take(r, p->region_count, sizeof(trv_buf), 8);
   out->slots = take(r, slots, sizeof(trvi_slot), 8);
   out->tensors = take(r, slots, sizeof(trv_tensor), 8);
-  out->dims = take(r, p->dim_count, sizeof(trv_dim), 8);
-  out->seen = take(r, data ? p->dim_count : 0, sizeof(trv_dim), 8);
+  out->dims = take(r, (size_t)p->dim_count << data, sizeof(trv_dim), 8);
   out->steps = take(r, p->step_count, sizeof(trvi_step), 8);
   out->places = take(r, replan ? p->storage_count : 0, sizeof(trvi_place), 8);
   out->needs = take(r, replan ? p->region_count : 0, sizeof(size_t), 8);
-  out->order = take(r, replan ? p->storage_count : 0, sizeof(uint32_t), 4);
-  out->placed = take(r, replan ? p->storage_count : 0, sizeof(uint32_t), 4);
+  out->order = take(r, replan ? p->storage_count : 0, 2 * sizeof(uint32_t), 4);
   if (!replan) out->places = NULL;
-  if (!data) out->seen = NULL;
+  if (s && data) s->seen = s->dims + p->dim_count;
   return s;
 }
 

@@ -66,6 +66,19 @@ static int evaluate_row(const trvf_dim* r, trv_dim a, trv_dim b, trv_dim* out) {
   }
 }
 
+/* The most that the row can be while data rows are at most what s->dims says: what is subtracted or
+ * divided by counts with the least that it can be. */
+static trv_dim bound_row(const trv_session* s, const trvf_dim* r) {
+  const trvf_dim* second = &s->plan.dims[r->b];
+  const int falls =
+      r->op == TRV_DIM_OP_SUB || r->op == TRV_DIM_OP_FLOOR_DIV || r->op == TRV_DIM_OP_CEIL_DIV;
+  trv_dim b = s->dims[r->b], v;
+  if (falls && second->min < b && (r->op == TRV_DIM_OP_SUB || second->min > 0))
+    b = second->min < -PTRDIFF_MAX ? -PTRDIFF_MAX : (trv_dim)second->min;
+  if (evaluate_row(r, s->dims[r->a], b, &v)) v = PTRDIFF_MAX;
+  return v > r->max && r->max >= 0 ? (trv_dim)r->max : v;
+}
+
 static trv_status out_of_range(trv_session* s, uint32_t row, trv_dim got) {
   const trvf_dim* r = &s->plan.dims[row];
   const int fault = r->op == TRV_DIM_OP_INPUT  ? TRVI_INPUT_SIZE
@@ -93,9 +106,10 @@ trv_status trvi_dims_evaluate(trv_session* s, int saturate) {
       v = s->slots[r->a].dim[r->b];
     } else if (r->op == TRV_DIM_OP_DATA) {
       if (saturate) v = r->max > PTRDIFF_MAX ? PTRDIFF_MAX : (trv_dim)r->max;
+    } else if (saturate) {
+      v = bound_row(s, r);
     } else if (evaluate_row(r, s->dims[r->a], s->dims[r->b], &v)) {
-      if (!saturate) return out_of_range(s, i, 0);
-      v = PTRDIFF_MAX;
+      return out_of_range(s, i, 0);
     }
     if (!saturate && (v < r->min || v > r->max)) return out_of_range(s, i, v);
     s->dims[i] = v;

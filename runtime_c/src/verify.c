@@ -124,11 +124,11 @@ static int verify_values(const trvi_plan* p, uint32_t* at) {
   return TRVI_NO_FAULT;
 }
 
-/* Each slot's value is the whole of the only storage of a region of its own: as many IO regions and
- * storages as slots, and each slot in one that names it. */
+/* Each slot's value is the whole of the only storage of a region of its own: each slot in a region
+ * that names it, and as many IO storages as slots. */
 static int verify_slots(const trvi_plan* p, uint32_t* at) {
   const uint32_t slots = p->input_count + p->output_count;
-  uint32_t regions = 0, storages = 0;
+  uint32_t storages = 0;
   for (*at = 0; *at < slots; ++*at) {
     const uint32_t id = trvi_slot_value(p, *at);
     if (id >= p->value_count) return TRVI_SLOT;
@@ -139,11 +139,9 @@ static int verify_slots(const trvi_plan* p, uint32_t* at) {
         (*at < p->input_count ? s->first != 0 : s->last != p->times - 1))
       return TRVI_SLOT;
   }
-  for (uint32_t i = 0; i < p->region_count; i++)
-    regions += p->regions[i].kind == TRV_REGION_KIND_IO;
   for (uint32_t i = 0; i < p->storage_count; i++)
     storages += p->regions[p->storages[i].region].kind == TRV_REGION_KIND_IO;
-  return regions == slots && storages == slots ? TRVI_NO_FAULT : TRVI_SLOT;
+  return storages == slots ? TRVI_NO_FAULT : TRVI_SLOT;
 }
 
 int trvi_writable(const trvi_plan* p, uint32_t id) {

@@ -27,6 +27,7 @@ def export(
     dynamic_shapes: Any = None,
     target: str = "cpu",
     name: str = "",
+    memories: Mapping[str, int] | None = None,
     debug: bool = True,
     dump_after: Iterable[str] | str = (),
     skip: Iterable[str] | str = (),
@@ -41,6 +42,8 @@ def export(
         dynamic_shapes: as for torch.export.export; for several entries {name: dynamic_shapes}.
         target: delegates in order of preference, e.g. "cpu".
         name: of the program, for people; default: the class of the model.
+        memories: budgets in bytes of the device's memories, fastest first: {"dtcm": 65536, "sram": 524288}; 0: as much as
+            it takes. Short-lived small values go to the fast ones; what does not fit is an error that names the largest.
         debug: keep names, module paths and source lines in the file (messages and tools show them; a strip away).
         dump_after: passes whose result is printed to stderr as text.
         skip: optimising passes to leave out, to find one that goes wrong.
@@ -52,7 +55,7 @@ def export(
         Error: naming every operation that cannot be exported, with module path, source line and remedy.
     """
     module = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes, name=name)
-    return lower(module, target=target, debug=debug, dump_after=dump_after, skip=skip)
+    return lower(module, target=target, memories=memories, debug=debug, dump_after=dump_after, skip=skip)
 
 
 def capture(
@@ -74,15 +77,17 @@ def lower(
     module: Module,
     *,
     target: str = "cpu",
+    memories: Mapping[str, int] | None = None,
     debug: bool = True,
     dump_after: Iterable[str] | str = (),
     skip: Iterable[str] | str = (),
 ) -> Program:
     """Second stage: runs the passes on a captured module (in place) and emits the program. Arguments as of export."""
     from trivet import emit, pipeline
-    from trivet.targets.base import find
+    from trivet.targets.base import Memory, find
 
-    options = pipeline.Options(dump_after=_names(dump_after), skip=_names(skip))
+    budgets = tuple(Memory(n, i, b) for i, (n, b) in enumerate((memories or {}).items()))
+    options = pipeline.Options(dump_after=_names(dump_after), skip=_names(skip), memories=budgets)
     context = pipeline.Context(find(target), options)
     pipeline.run_passes(module, context)
     return emit.emit(module, context, debug=debug)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -109,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     p = command("export", _export, "Make a program of a PyTorch model", model=True)
     p.add_argument("-o", "--output", metavar="FILE.trv", help="where to (default: the model's name)")
     p.add_argument("--target", default="cpu", help="delegates in order of preference (default: cpu)")
+    p.add_argument("--memory", default="", metavar="NAME=SIZE[,..]", type=_memories,
+                   help="budgets of the device's memories, fastest first: dtcm=64K,sram=512K")  # fmt: skip
     p.add_argument("--dump-after", default="", metavar="PASS[,PASS]", help="print the IR after passes to stderr")
     p.add_argument("--skip", default="", metavar="PASS[,PASS]", help="leave optimising passes out")
     p.add_argument("--strip", action="store_true", help="leave names and source lines out of the file")
@@ -221,6 +224,17 @@ def _print_json(data: Any) -> None:
     print(json.dumps(data, indent=1, default=str))
 
 
+def _memories(text: str) -> dict[str, int]:
+    """{"dtcm": 65536} of "dtcm=64K"."""
+    out = {}
+    for part in text.split(",") if text else ():
+        m = re.fullmatch(r"(\w+)=(\d+)([KMG]?)", part)
+        if m is None:
+            raise argparse.ArgumentTypeError(f"NAME=SIZE expected, for example sram=512K; got {part!r}")
+        out[m[1]] = int(m[2]) << {"": 0, "K": 10, "M": 20, "G": 30}[m[3]]
+    return out
+
+
 # ---- commands -----------------------------------------------------------------------------------------------------------
 def _export(o: Any) -> int:
     from trivet.api import capture, lower
@@ -233,7 +247,9 @@ def _export(o: Any) -> int:
         module = capture(source.model, source.args, source.kwargs, dynamic_shapes=source.dynamic_shapes)
         if status:
             status.update(f"optimising {sum(len(g.nodes) for g in module.entries.values())} operations")
-        program = lower(module, target=o.target, debug=not o.strip, dump_after=o.dump_after, skip=o.skip)
+        program = lower(
+            module, target=o.target, memories=o.memory or None, debug=not o.strip, dump_after=o.dump_after, skip=o.skip
+        )
         path = o.output or f"{module.name.replace('+', '_')}.trv"
         if status:
             status.update(f"writing {path}")

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from trivet.aten.complexes import constant
+from trivet.aten.shape import MAX_RANK
 from trivet.error import Error
 from trivet.fbs.structs import DType
 from trivet.ir.builder import Builder
@@ -82,7 +83,13 @@ def type_of(t: Any, dim: Callable[[Any], int | Dim] = dim_of) -> Type:
             else "convert it first"
         )
         raise Error(f"{name} tensors are not supported", remedy=remedy) from None
+    _check_rank(t)
     return Type(dtype, tuple(dim(d) for d in t.shape))
+
+
+def _check_rank(t: Any) -> None:
+    if len(getattr(t, "shape", ())) > MAX_RANK:
+        raise Error(f"a tensor of {len(t.shape)} axes, at most {MAX_RANK} are possible", remedy="join axes first")
 
 
 class Importer:
@@ -156,6 +163,8 @@ class Importer:
         handler = handlers().get(target)
         if handler is None:
             raise self._unknown(target)
+        for v in val if isinstance(val, (list, tuple)) else (val,):
+            _check_rank(v)
         args, kwargs = self.arg(node.args), {k: self.arg(v) for k, v in node.kwargs.items()}
         if target.startswith("aten.squeeze."):
             self._squeezed(args[0], args[1] if len(args) > 1 else None)

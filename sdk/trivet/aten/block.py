@@ -51,6 +51,34 @@ def _select_scatter(b: Builder, meta: Any, x: Value, src: Value, dim: int, index
     return _put(b, x, b.unsqueeze(src, dim), dim, at, 1, 1)
 
 
+def _diagonal_scatter(b: Builder, meta: Any, x: Value, src: Value, offset: int = 0, dim1: int = 0,
+                      dim2: int = 1) -> Value:  # fmt: skip
+    rank = len(x.shape)
+    row, column = dim1 % rank, dim2 % rank
+    along, across = (row, column) if offset >= 0 else (column, row)  # the axis on which src has its place
+    rest = x.shape[along] - src.shape[-1]
+    wide = b.pad(b.cast(src, x.dtype), (0,) * (rank - 1), (*(0 for _ in range(rank - 2)), rest))
+    order = [i for i in range(rank) if i not in (row, column)]  # the axes of src but its last
+    wide = b.unsqueeze(wide, rank - 1)
+    wide = b.permute(wide, [[*order, along, across].index(i) for i in range(rank)])
+    e = Expr()
+    hit = (e.iota(column) - e.iota(row)).equal(offset)
+    return b.expression(e, hit.select(e.load(wide), e.load(x)), x.dtype, x.shape)
+
+
+def _as_strided_scatter(b: Builder, meta: Any, x: Value, src: Value, size: Sequence[Size], stride: Sequence[Size],
+                        storage_offset: Size | None = None) -> Value:  # fmt: skip
+    import torch
+
+    numbers = [*size, *stride, storage_offset or 0, x.type.count]
+    if not all(isinstance(n, int) for n in numbers) or not meta.is_contiguous():
+        raise b.error("as_strided_scatter of this tensor", "write with slices, select() or diagonal()")
+    places = torch.as_strided(torch.arange(x.type.count), list(size), list(stride), storage_offset or 0)  # type: ignore[arg-type]
+    flat, index = b.reshape(x, (x.type.count,)), b.const(places.reshape(-1).clone())
+    updates = b.reshape(b.cast(src, x.dtype), index.shape)
+    return b.reshape(b.scatter(IndexKind.elements, flat, 0, index, updates), x.shape)
+
+
 # ---- triangles and diagonals --------------------------------------------------------------------------------------------
 def _triangle(lower: bool) -> Callable[..., Value]:
     def run(b: Builder, meta: Any, x: Value, diagonal: int = 0) -> Value:
@@ -213,6 +241,8 @@ def _isin(b: Builder, meta: Any, x: Value, tests: Value, *, assume_unique: bool 
 HANDLERS: dict[str, Handler] = table({
     "slice_scatter": _slice_scatter,
     "select_scatter": _select_scatter,
+    "diagonal_scatter": _diagonal_scatter,
+    "as_strided_scatter": _as_strided_scatter,
     "tril": _triangle(True),
     "triu": _triangle(False),
     "diag_embed": _diag_embed,

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trivet.aten.common import Handler, axes_of, result_type, table, wide
+from trivet.aten.shape import MAX_RANK
 from trivet.fbs.structs import DType, IndexKind, MapOp, ReduceKind, ScanKind, ScatterReduce
 from trivet.ir.builder import Builder
 from trivet.ir.dim import Dim, floor_div
-from trivet.ir.expr import Reg
+from trivet.ir.expr import Expr, Reg
 from trivet.ir.graph import Value
 from trivet.ir.types import is_float
 
@@ -141,6 +142,21 @@ def _logsumexp(b: Builder, meta: Any, x: Value, dim: Dims, keepdim: bool = False
     small = b.map(lambda r, m: (r - m).do(MapOp.exp), [x, top], x.dtype)
     total = b.reduce(ReduceKind.sum, small, axes, keep=True)
     return b.reshape(b.map(lambda r, m: r.do(MapOp.log) + m, [total, top], dtype), b.shape(meta))
+
+
+def _logcumsumexp(b: Builder, meta: Any, x: Value, dim: int) -> Value:
+    """Each place by itself, from all before it: subtracting one maximum for all would lose small ones."""
+    if not x.shape:
+        return x
+    axis, rank = dim % len(x.shape), len(x.shape)
+    n, e = x.shape[axis], Expr()
+    x = b.cast(x, wide(b.dtype(meta)))
+    keep = e.iota(rank) <= e.iota(axis)
+    spread = b.unsqueeze(b.move(x, axis, -1), axis)
+    shape = (*x.shape, n)
+    if rank == MAX_RANK:
+        raise b.error(f"logcumsumexp of {rank} axes is not supported", "join axes first")
+    return _logsumexp(b, meta, b.expression(e, keep.select(e.load(spread), -math.inf), x.dtype, shape), [rank])
 
 
 def vector_norm(b: Builder, x: Value, p: float, axes: Sequence[int], keep: bool, dtype: DType) -> Value:
@@ -374,6 +390,7 @@ HANDLERS: dict[str, Handler] = table({
     "cdist _cdist_forward": _cdist,
     "dist": _dist,
     "cosine_similarity": _cosine_similarity,
+    "logcumsumexp": _logcumsumexp,
     "cumsum": _running(ScanKind.sum),
     "cumprod": _running(ScanKind.prod),
     "cummax": _running_extreme(ScanKind.max),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trivet.aten.common import Handler, table
+from trivet.aten.common import Handler, table, wide
 from trivet.fbs.structs import GridPad, ResizeMode
 from trivet.ir import ops
 from trivet.ir.builder import Builder
@@ -51,6 +51,30 @@ def _smooth_vec(mode: ResizeMode, nd: int) -> Callable[..., Value]:
     return run
 
 
+def _antialiased(mode: str) -> Callable[..., Value]:
+    """Per axis a product with a fixed matrix, which is what torch makes of the unit matrix."""
+
+    def run(b: Builder, meta: Any, x: Value, output_size: Any, align_corners: bool, *scales: Any) -> Value:
+        import torch
+
+        from trivet.ir.interop import torch_dtype
+
+        given: Any = scales if len(scales) == 2 else scales[0] if scales and scales[0] else (None, None)
+        op = getattr(torch.ops.aten, f"_upsample_{mode}2d_aa").default
+        compute, shape = wide(x.dtype), b.shape(meta)
+        y = b.cast(x, compute)
+        for axis, scale in zip((3, 2), reversed(given), strict=True):
+            n, size = x.shape[axis], shape[axis]
+            if not isinstance(n, int) or not isinstance(size, int):
+                raise b.error("antialiased resizing of a dynamic size", "make height and width static")
+            unit = torch.eye(n, dtype=torch.float64)[None, None]
+            matrix = op(unit, [n, size], align_corners, None, scale)[0, 0].to(torch_dtype(compute))
+            y = b.move(b.matmul(b.move(y, axis, -1), b.const(matrix)), -1, axis)
+        return b.cast(y, x.dtype)
+
+    return run
+
+
 _GRID_MODES = (ResizeMode.linear, ResizeMode.nearest, ResizeMode.cubic)
 _GRID_PADS = (GridPad.zeros, GridPad.border, GridPad.reflection)
 
@@ -73,5 +97,6 @@ HANDLERS: dict[str, Handler] = table({
     **{f"{name}.vec": _smooth_vec(ResizeMode.linear, n) for n, name in enumerate(_LINEAR, 1)},
     "upsample_bicubic2d": _smooth(ResizeMode.cubic, 2),
     "upsample_bicubic2d.vec": _smooth_vec(ResizeMode.cubic, 2),
+    **{f"_upsample_{mode}2d_aa{vec}": _antialiased(mode) for mode in ("bilinear", "bicubic") for vec in ("", ".vec")},
     "grid_sampler grid_sampler_2d": _grid_sampler,
 })  # fmt: skip
