@@ -35,10 +35,10 @@
   X(PART, "2", "a part is malformed")                                \
   X(OVERLAP, "2", "live storages overlap")                           \
   X(CROWD, "2", "too many live storages")                            \
-  X(TOGETHER, "1", "the inputs' sizes do not fit together")    \
-  X(INPUT_SIZE, "1", "an input's size is out of range")         \
+  X(TOGETHER, "1", "the inputs' sizes do not fit together")          \
+  X(INPUT_SIZE, "1", "an input's size is out of range")              \
   X(DATA_SIZE, "1", "a data-dependent size is out of range")         \
-  X(OTHERS, "1", "an input's size does not fit the others")     \
+  X(OTHERS, "1", "an input's size does not fit the others")          \
   X(OUTSIDE, "2", "a value reaches outside its storage")             \
   X(HUGE_VALUE, "2", "a value is too large")                         \
   X(DENSE, "2", "an input or output is not dense")                   \
@@ -63,12 +63,12 @@
   X(RANK, "1", "the input has another rank")                         \
   X(SIZES, "1", "the input's sizes must be given")                   \
   X(BUFFER_ROOM, "4", "the buffer is too small")                     \
-  X(BUFFER_ALIGN, "1", "the buffer is not aligned")   \
-  X(NO_REGION, "1", "there is no such region to bind")        \
+  X(BUFFER_ALIGN, "1", "the buffer is not aligned")                  \
+  X(NO_REGION, "1", "there is no such region to bind")               \
   X(UNBOUND, "7", "an input of dynamic size is not bound")           \
   X(DEVICE, "6", "the device failed")                                \
   X(COPY, "5", "a copy needs dense host memory of one shape")        \
-  X(PREDICATE, "5", "a predicate is not one host element") \
+  X(PREDICATE, "5", "a predicate is not one host element")           \
   X(STEPS, "7", "the run took more than max_steps")
 
 #define TRVI_NAME(name, status, text) TRVI_##name,

@@ -111,6 +111,9 @@ class Weights:
                 t = self.tensor(program, spec)
                 key = key_of(t)
                 if key not in self.states:
+                    if t.is_complex():
+                        raise Error(f"the state {spec.target!r} is complex",
+                                    remedy="keep it as real and imaginary parts (torch.view_as_real)")  # fmt: skip
                     name = self._free(spec.target)
                     self.states[key] = State(name, type_of(t), t.detach().clone())
 

@@ -142,10 +142,32 @@ def _exp(b: Builder, meta: Any, x: Complex) -> Complex:
                  x.re, x.im)  # fmt: skip
 
 
-def _matmul(b: Builder, meta: Any, x: Operand, y: Operand) -> Complex:
-    dtype = b.dtype(_part(meta))
+def _reciprocal(b: Builder, meta: Any, x: Complex) -> Complex:
+    y = _div(b, meta, 1.0, x)
+    assert isinstance(y, Complex)
+    return y
+
+
+def _where(b: Builder, meta: Any, cond: Value, x: Operand, y: Operand) -> Complex:
+    dtype, shape = b.dtype(_part(meta)), b.shape(meta)
     p, q = (_as_complex(b, v, dtype) for v in (x, y))
-    both, cross = (b.matmul(p.re, q.re), b.matmul(p.im, q.im)), (b.matmul(p.re, q.im), b.matmul(p.im, q.re))
+    return Complex(b.where(cond, p.re, q.re, dtype, shape), b.where(cond, p.im, q.im, dtype, shape))
+
+
+def _bilinear(real: Handler, b: Builder, args: Sequence[Any], kwargs: Mapping[str, Any], meta: Any) -> Complex:
+    """A product of two operands from those of their parts; einsum has its operands in a list."""
+    part, dtype = _part(meta), b.dtype(_part(meta))
+    listed = isinstance(args[1], (list, tuple))
+    operands = args[1] if listed else args
+    if len(operands) != 2:
+        raise b.error(f"a product of {len(operands)} complex tensors is not supported", "multiply two at a time")
+    p, q = (_as_complex(b, v, dtype) for v in operands)
+
+    def product(x: Value, y: Value) -> Value:
+        v: Value = real(b, [args[0], [x, y]] if listed else [x, y], kwargs, part)
+        return v
+
+    both, cross = (product(p.re, q.re), product(p.im, q.im)), (product(p.re, q.im), product(p.im, q.re))
     return Complex(b.map(lambda r, s: r - s, both, dtype), b.map(lambda r, s: r + s, cross, dtype))
 
 
@@ -283,10 +305,12 @@ _PARTWISE = (
 )
 _BY_PARTS = frozenset(_PARTWISE.split())
 
+_BILINEAR = frozenset("matmul mm bmm mv dot einsum".split())
+
 _COMPLEX: dict[str, Callable[..., Any]] = {
     "view_as_real": _view_as_real, "view_as_real_copy": _view_as_real, "real": _real, "imag": _imag, "_conj": _conj, "conj": _conj,
     "conj_physical": _conj, "abs": _abs, "angle": _angle, "_to_copy": _to, "to": _to, "add": _add(1), "sub": _add(-1),
-    "mul": _mul, "div": _div, "true_divide": _div, "exp": _exp, "mm": _matmul, "bmm": _matmul, "_fft_c2c": _c2c,
+    "mul": _mul, "div": _div, "true_divide": _div, "exp": _exp, "reciprocal": _reciprocal, "where": _where, "_fft_c2c": _c2c,
     "_fft_c2r": _c2r}  # fmt: skip
 
 _FROM_REAL: dict[str, Callable[..., Any]] = {
@@ -321,6 +345,8 @@ def _dispatched(name: str, real: Handler | None) -> Handler:
             return on_complex(b, args, kwargs, meta)
         elif op in _BY_PARTS and real is not None:
             return _by_parts(real, b, args, kwargs, meta)
+        elif op in _BILINEAR and real is not None:
+            return _bilinear(real, b, args, kwargs, meta)
         raise b.error("complex tensors are not supported here", "compute with real and imaginary parts")
 
     return run
