@@ -90,6 +90,7 @@ def run_passes(module: Module, context: Context, passes: tuple[str, ...] = PASSE
         run = find_pass(name)
         begin = perf_counter()
         run(module, context)
+        name_values(module)
         context.report.seconds[name] = context.report.seconds.get(name, 0.0) + perf_counter() - begin
         if options.verify:
             verify(module, name)

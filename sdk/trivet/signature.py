@@ -7,9 +7,9 @@ Only "torch" (a container class that somebody registered with torch's pytree) ne
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
+import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -271,16 +271,20 @@ def _make_named(tree: Tree, parts: list[Any]) -> Any:
 
 
 def _named_class(tree: Tree) -> Any:
+    """The tuple class that the file names if the program has it already: a file must not import anything."""
     module, _, name = tree["class"].partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    fields = getattr(found, "_fields", getattr(found, "__match_args__", None))
+    if isinstance(found, type) and issubclass(found, tuple) and fields == tuple(tree["fields"]):
+        return found
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        if getattr(found, "_fields", getattr(found, "__match_args__", None)) == tuple(tree["fields"]):
-            return found
-    except (ImportError, AttributeError):
-        pass
-    return namedtuple(name.split(".")[-1], tree["fields"])
+        return namedtuple(name.split(".")[-1], tree["fields"])
+    except (TypeError, ValueError) as e:
+        raise Error(
+            f"the file names a container with impossible fields: {e}", remedy="export the model again"
+        ) from None
 
 
 def _torch_container(tree: Tree, parts: list[Any]) -> Any:

@@ -27,26 +27,17 @@ extern "C" {
 #define TRV_NODISCARD
 #endif
 
-/* ---- status: 0 is success, negative an error; the code says who must act
- * --------------------------------------- */
+/* ---- status: 0 is success, negative an error; the code says who must act ---- */
 typedef int32_t trv_status;
 #define TRV_OK 0
-#define TRV_PENDING \
-  1 /* not an error: a poll found the work not done yet                                     */
-#define TRV_ARGUMENT \
-  (-1) /* the caller passed something wrong: fix the call                                      */
-#define TRV_FORMAT \
-  (-2) /* the file is damaged or not a trivet program: get a good copy                         */
-#define TRV_VERSION \
-  (-3) /* the file needs a newer runtime, or the part a newer driver: update                   */
-#define TRV_MEMORY \
-  (-4) /* a buffer is too small: give the size that the diag tells                             */
-#define TRV_UNSUPPORTED \
-  (-5) /* this build or device lacks what the program needs: other build, device or export     */
-#define TRV_DEVICE \
-  (-6) /* the device or its driver failed: see the diag's text                                 */
-#define TRV_STATE \
-  (-7) /* the call does not fit the object's state: see the function's contract                */
+#define TRV_PENDING 1     /* not an error: a poll found the work not done yet */
+#define TRV_ARGUMENT (-1) /* the caller passed something wrong: fix the call */
+#define TRV_FORMAT (-2)   /* the file is damaged or not a trivet program: get a good copy */
+#define TRV_VERSION (-3)  /* the file needs a newer runtime, or the part a newer driver: update */
+#define TRV_MEMORY (-4)   /* a buffer is too small: give the size that the diag tells */
+#define TRV_UNSUPPORTED (-5) /* build or device lacks what is needed: take another */
+#define TRV_DEVICE (-6)      /* the device or its driver failed: see the diag's text */
+#define TRV_STATE (-7) /* the call does not fit the object's state: see the function's contract */
 
 /* What went wrong, as data. Texts are static, never to be freed. Fields that do not apply are 0
  * (step, time, value, axis: UINT32_MAX). */

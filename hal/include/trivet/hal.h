@@ -19,23 +19,22 @@ extern "C" {
 typedef struct trv_device trv_device; /* the driver's own struct; the driver defines it */
 typedef struct trv_part trv_part;     /* likewise: a part opened on a device */
 
-/* ---- how a part sees the plan
- * ------------------------------------------------------------------------------------ */
+/* ---- how a part sees the plan ---- */
 
 /* The plan of one entry with the bases and sizes of one session. Arrays are owned by the session
  * and stay in place for its life; what they hold changes only together with epoch. value, storage:
  * file structs, read in place. */
 typedef struct trv_view {
-  uint32_t size; /* sizeof(trv_view) of the session                                              */
+  uint32_t size; /* sizeof(trv_view) of the session */
   uint32_t region_count, value_count, storage_count, dim_count;
   const trv_buf* regions;       /* by region: its base in this device's address space */
   const trvf_value* values;     /* by value id */
   const trvf_storage* storages; /* by storage id */
   const uint8_t*
-      offsets; /* storage s begins at *(uint64_t *)(offsets + s * offset_stride) of its region  */
+      offsets; /* storage s begins at *(uint64_t *)(offsets + s * offset_stride) of its region */
   size_t offset_stride; /* sizeof(trvf_storage) for the file's own plan, sizeof(uint64_t) when
                            replanned */
-  trv_dim* dims; /* by row of the dimension table; a kernel may write rows whose op is data       */
+  trv_dim* dims; /* by row of the dimension table; a kernel may write rows whose op is data */
   const trvf_dim* dim_table;
   const trvf_region* region_table; /* by region: what the file says of it */
   uint32_t input_count;            /* IO regions with a slot below it are inputs */
@@ -94,15 +93,10 @@ typedef struct trv_part_desc {
       view; /* the plan; bases and dims are not set yet when part_need and part_open are called */
 } trv_part_desc;
 
-/* ---- devices
- * -----------------------------------------------------------------------------------------------------
- */
-#define TRV_CAP_HOST_MEMORY \
-  1u /* works on host memory: buf.host of any region is good                               */
-#define TRV_CAP_ASYNC \
-  2u /* run returns before the work is done                                                */
-#define TRV_CAP_IMPORT \
-  4u /* mem_import works                                                                   */
+/* ---- devices ---- */
+#define TRV_CAP_HOST_MEMORY 1u /* works on host memory: buf.host of any region is good */
+#define TRV_CAP_ASYNC 2u       /* run returns before the work is done */
+#define TRV_CAP_IMPORT 4u      /* mem_import works */
 
 typedef struct trv_caps {
   uint32_t size;
@@ -156,7 +150,7 @@ typedef struct trv_driver {
   /* (optional: all NULL = host memory) */
   trv_status (*mem_alloc)(trv_device*, size_t size, size_t align, trv_buf* out_buf);
   trv_status (*mem_import)(trv_device*, void* host, size_t size,
-                           trv_buf* out_buf); /* wrap, do not copy            */
+                           trv_buf* out_buf); /* wrap, do not copy */
   void (*mem_free)(trv_device*, trv_buf*);
   /* Bytes part_open needs; also the acceptance test: UNSUPPORTED or VERSION means "try the next
    * alternative". Must check data fully: it may be hostile. May block. diag: why not. */
@@ -172,11 +166,11 @@ typedef struct trv_driver {
   /* (optional: NULL = run is synchronous) timeout_ns 0: poll; TRV_PENDING when not reached. */
   trv_status (*wait)(trv_device*, uint64_t point, uint64_t timeout_ns);
   trv_status (*join)(trv_device*, trv_device* other,
-                     uint64_t point); /* (optional) order on the device            */
+                     uint64_t point); /* (optional) order on the device */
   trv_status (*stamp)(trv_device*, uint64_t point,
-                      uint64_t* out_ns); /* (optional) device time, for profiling     */
+                      uint64_t* out_ns); /* (optional) device time, for profiling */
   int32_t (*last_error)(trv_device*,
-                        const char** out_what); /* (optional) the vendor's code and text     */
+                        const char** out_what); /* (optional) the vendor's code and text */
 } trv_driver;
 
 /* The CPU driver (hal/cpu). config: NULL, or a trv_cpu_config. */

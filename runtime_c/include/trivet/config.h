@@ -5,6 +5,6 @@
 
 /* #define TRV_NO_HOST      no malloc, files or threads: host.c is left out (microcontrollers) */
 /* #define TRV_NO_TEXT      diag.what is NULL: saves the flash of the messages; codes, steps and
- * numbers stay          */
+ * numbers stay */
 
 #endif

@@ -21,8 +21,7 @@ extern "C" {
 #define TRV_VERSION_TEXT "0.1.0"
 #define TRV_FILE_ABI 1
 
-/* ---- program: a verified view of a file
- * ---------------------------------------------------------------------------- */
+/* ---- program: a verified view of a file ---- */
 
 /* Where a caller's bytes come from when they cannot be mapped. read: 0, or a negative status. */
 typedef struct trv_reader {
@@ -42,10 +41,9 @@ typedef struct trv_program {
   trv_diag diag;            /* of the last failed trv_program_ call on this struct */
 } trv_program;
 
-#define TRV_OPEN_DEFER_CRC \
-  1u /* check weight segments not at open but in trv_program_check or at the first session  */
-#define TRV_OPEN_NO_CRC \
-  2u /* never check weight segments (the head is always checked)                            */
+/* Check weight segments not at open but in trv_program_check or at the first session. */
+#define TRV_OPEN_DEFER_CRC 1u
+#define TRV_OPEN_NO_CRC 2u /* never check weight segments (the head is always checked) */
 
 /* Opens a program in place and verifies it: structure, ranges, overlap of live values, CRCs. file
  * must be 16-byte aligned and stay valid and unchanged while the program or a session of it is
@@ -111,8 +109,7 @@ TRV_API TRV_NODISCARD trv_status trv_program_output(const trv_program* prog, uin
 TRV_API const char* trv_program_debug(const trv_program* prog, uint32_t entry, uint32_t time,
                                       uint32_t field);
 
-/* ---- session: an entry in the caller's memory
- * ------------------------------------------------------------------------ */
+/* ---- session: an entry in the caller's memory ---- */
 typedef struct trv_session trv_session;
 
 typedef struct trv_bound_device {
@@ -121,13 +118,13 @@ typedef struct trv_bound_device {
 } trv_bound_device;
 
 typedef struct trv_session_desc {
-  uint32_t size; /* sizeof(trv_session_desc)                                                     */
+  uint32_t size; /* sizeof(trv_session_desc) */
   uint32_t entry;
   const trv_program* program; /* must outlive the session */
   const trv_bound_device*
-      devices; /* in order of preference; borrowed until the session is deinit                 */
+      devices; /* in order of preference; borrowed until the session is deinit */
   uint32_t device_count;
-  uint32_t flags; /* TRV_SESSION_*                                                                */
+  uint32_t flags;           /* TRV_SESSION_* */
   const trv_buf* regions;   /* by region of the entry; ARENA and STATE buffers (CONST: only with a
                                reader; IO: ignored). May be NULL for trv_session_bytes. Copied. */
   const trv_runner* runner; /* NULL: one thread */
@@ -136,10 +133,10 @@ typedef struct trv_session_desc {
                          files of unknown origin, whose loops need not end */
 } trv_session_desc;
 
-#define TRV_SESSION_REPLAN \
-  1u /* plan arenas again for the sizes of each run (dynamic entries, hosts)            */
-#define TRV_SESSION_KEEP_STATE \
-  2u /* init leaves STATE as it is: another session of the program filled it            */
+/* Plan arenas again for the sizes of each run (dynamic entries, hosts). */
+#define TRV_SESSION_REPLAN 1u
+/* Init leaves STATE as it is: another session of the program filled it. */
+#define TRV_SESSION_KEEP_STATE 2u
 
 /* Bytes of caller memory that trv_session_init needs (16-byte aligned), parts of drivers included.
  * Errors as init. */
@@ -217,8 +214,7 @@ TRV_API const char* trv_status_text(trv_status status);
 /* Writes one line for a diag into out (NUL-terminated, cut to size); returns the length it has. */
 TRV_API size_t trv_diag_print(const trv_diag* diag, char* out, size_t size);
 
-/* ---- host: files, malloc, threads. Only host.c; absent with TRV_NO_HOST
- * --------------------------------------------- */
+/* ---- host: files, malloc, threads. Only host.c; absent with TRV_NO_HOST ---- */
 #ifndef TRV_NO_HOST
 typedef struct trv_host trv_host; /* a mapped program, its devices, a thread pool and regions; all
                                      in one allocation set */

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trivet.aten.common import Handler, pointwise, table
+from trivet.aten.common import Handler, pointwise, table, wide
 from trivet.fbs.structs import DType, IndexKind, MapOp, PoolKind, ReduceKind
 from trivet.ir import ops
 from trivet.ir.builder import Builder
 from trivet.ir.dim import Dim, Shape
-from trivet.ir.expr import Formula, Reg
+from trivet.ir.expr import Expr, Formula, Reg
 from trivet.ir.graph import Value
 from trivet.ir.types import Type, is_float
 
@@ -139,10 +139,12 @@ def _attention(b: Builder, meta: Any, q: Value, k: Value, v: Value, attn_mask: V
         raise b.error("attention with dropout draws random numbers", "call .eval(), or pass dropout_p=0")
     shape = b.shape(meta)
     depth = q.shape[-1]
-    if scale is None:
-        if not isinstance(depth, int):
-            raise b.error(f"the scale of attention needs a fixed head size, got {depth}", "pass scale=")
+    if scale is None and isinstance(depth, int):
         scale = depth**-0.5
+    elif scale is None:
+        e = Expr()
+        size = e.dim(depth, wide(q.dtype)).do(MapOp.rsqrt)
+        q, scale = b.expression(e, e.load(q).cast(size.dtype) * size, q.dtype, q.shape), 1.0
     if len(q.shape) == 2:
         q, k, v = (b.unsqueeze(t, 0) for t in (q, k, v))
     batch = shape[:-3]
