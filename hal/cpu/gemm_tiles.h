@@ -12,14 +12,9 @@
 TRVV_INLINE void tile_body(const trvk_tile* t, const int mr, const int np) {
   const int nv = np * TRVG_VP;
   trvv sum[TRVG_MR][TRVG_NP * TRVG_VP];
-  if (t->accumulate) {
-    TRVV_UNROLL for (int m = 0; m < mr; m++) TRVV_UNROLL for (int j = 0; j < nv; j++) sum[m][j] =
-        trvv_load(t->c[m] + t->c_off + j * TRVV_N);
-  } else {
-    TRVV_UNROLL for (int j = 0; j < nv; j++) {
-      const trvv b = t->bias ? trvv_load(t->bias + j * TRVV_N) : trvv_set(0.0f);
-      TRVV_UNROLL for (int m = 0; m < mr; m++) sum[m][j] = b;
-    }
+  TRVV_UNROLL for (int j = 0; j < nv; j++) {
+    const trvv b = t->bias && !t->accumulate ? trvv_load(t->bias + j * TRVV_N) : trvv_set(0.0f);
+    TRVV_UNROLL for (int m = 0; m < mr; m++) sum[m][j] = b;
   }
   const trv_dim ak = t->ak, bk = t->bk, bp = t->bp, kc = t->kc;
   for (trv_dim tap = 0; tap < t->taps; tap++) {
@@ -38,6 +33,11 @@ TRVV_INLINE void tile_body(const trvk_tile* t, const int mr, const int np) {
       b += bk;
       at += ak;
     }
+  }
+  if (t->accumulate) { /* blocks of k are summed by themselves: rounding errors grow with the block,
+                          not with k */
+    TRVV_UNROLL for (int m = 0; m < mr; m++) TRVV_UNROLL for (int j = 0; j < nv; j++) sum[m][j] =
+        trvv_add(sum[m][j], trvv_load(t->c[m] + t->c_off + j * TRVV_N));
   }
   const trvv lo = trvv_set(t->lo), hi = trvv_set(t->hi);
   TRVV_UNROLL for (int m = 0; m < mr; m++) TRVV_UNROLL for (int j = 0; j < nv; j++)
@@ -102,9 +102,8 @@ static void stream_row(const trvk_tile* t, trv_dim panels) {
     float* c = t->c[0] + t->c_off + p * TRVK_PANEL;
     trvv s0[TRVG_VP], s1[TRVG_VP], s2[TRVG_VP], s3[TRVG_VP];
     TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) {
-      s0[j] = t->accumulate ? trvv_load(c + j * TRVV_N)
-              : t->bias     ? trvv_load(t->bias + p * TRVK_PANEL + j * TRVV_N)
-                            : trvv_set(0.0f);
+      s0[j] = t->bias && !t->accumulate ? trvv_load(t->bias + p * TRVK_PANEL + j * TRVV_N)
+                                        : trvv_set(0.0f);
       s1[j] = s2[j] = s3[j] = trvv_set(0.0f);
     }
     trv_dim k = 0;
@@ -124,7 +123,8 @@ static void stream_row(const trvk_tile* t, trv_dim panels) {
           trvv_fma(x, trvv_load(b + j * TRVV_N), s0[j]);
     }
     TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) {
-      const trvv s = trvv_add(trvv_add(s0[j], s1[j]), trvv_add(s2[j], s3[j]));
+      trvv s = trvv_add(trvv_add(s0[j], s1[j]), trvv_add(s2[j], s3[j]));
+      if (t->accumulate) s = trvv_add(s, trvv_load(c + j * TRVV_N));
       trvv_store(c + j * TRVV_N, trvv_clamp(s, lo, hi));
     }
   }

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from ctools import CORE, CPU, HERE, HOST, INCLUDES, ROOT, sh, tool
 
@@ -124,25 +122,3 @@ def test_big_endian_refused(programs: Path, compile_c: Callable[..., Path]) -> N
     exe = compile_c("test_open", [HERE / "test_open.c", *CORE], ["-O1", "-static"], "s390x-linux-gnu-gcc")
     done = subprocess.run([emulator, exe, programs / "static.trv"], capture_output=True, text=True)
     assert done.stdout.strip() == "-5 unsupported: this machine is not little-endian"
-
-
-def test_speed(programs: Path, compile_c: Callable[..., Path], libdir: Path, tmp_path: Path) -> None:
-    """Verifying 1,000 steps under 1 ms; an empty CPU command under 100 ns; opening 100 MB under 10 ms."""
-    import programs as P
-
-    from trivet.writer import SegmentSpec, write_file
-
-    spec = P.cpu_static()
-    weights = np.zeros(100 * 1024 * 1024 // 4, np.float32)
-    weights[:4] = P.WEIGHTS
-    spec.segments = [SegmentSpec([weights])]
-    write_file(spec, tmp_path / "huge.trv")
-    for name in ("long", "nothing", "cpu_empty"):
-        (tmp_path / f"{name}.trv").symlink_to(programs / f"{name}.trv")
-    exe = compile_c("test_speed", [HERE / "test_speed.c", TOY, libdir / "libtrivet.a"], ["-O2", "-pthread", "-lm"])
-    figures = json.loads(sh(exe, tmp_path))
-    print(figures)
-    assert figures["verify_1000_steps_ms"] < 1
-    assert figures["empty_command_ns"] < 100
-    assert figures["run_ns"] < 100
-    assert figures["open_100mb_ms"] < 10

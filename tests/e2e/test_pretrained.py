@@ -12,8 +12,6 @@ from torch.export import Dim
 
 import trivet
 
-torch.set_grad_enabled(False)
-
 
 def through_file(tmp_path: Path, model: Any, args: Any = None, **kw: Any) -> Any:
     path = tmp_path / "net.trv"

@@ -11,8 +11,6 @@ from torch.utils import _pytree as pytree
 
 import trivet
 
-torch.set_grad_enabled(False)
-
 # Bytes that ExecuTorch 1.5.1 plans for the same shapes (float32, portable operators, greedy).
 GREEDY = {
     "resnet18": 6_422_528,

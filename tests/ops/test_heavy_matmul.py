@@ -65,7 +65,13 @@ def test_matmul(data: st.DataObject) -> None:
     out = laid_out((*batch, m, n), dtype, draw(LAYOUTS))
     run(Op.matmul, [a, packed(Op.matmul, attrs, b) if use_packed else b, bias_value, residual], out, attrs,
         isa=draw(st.sampled_from(isas())), tiles=draw(st.sampled_from([0, 1, 3, 7])))  # fmt: skip
-    check(out, reference(a, b, [bias_value, residual], act))
+    want, scale = reference(a, b, [bias_value, residual], act), None
+    if (
+        is_float and want.numel()
+    ):  # a saturating activation shrinks values, not the rounding errors of the sum before it
+        before = reference(a, b, [bias_value, residual], Act.none)
+        scale = max(float(before.abs().nan_to_num(0).max()), float(want.abs().nan_to_num(0).max()), 1e-3)
+    check(out, want, scale=scale)
 
 
 @pytest.mark.parametrize("isa", isas())

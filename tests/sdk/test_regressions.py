@@ -71,7 +71,7 @@ def test_complex_constant_in_a_branch_and_as_an_attribute() -> None:
         return y, torch.view_as_real(m.attribute * x[:, 0])
 
     model = Net(f, {"c": table})
-    model.attribute = table.conj() * 2  # type: ignore[assignment]
+    model.attribute = table.conj() * 2
     x = torch.randn(3, 2).abs()
     net = trivet.load(trivet.export(model, (x,)))
     for args in (x, -x):
@@ -128,6 +128,21 @@ def test_slices_around_a_number_of_the_data() -> None:
     run(f, [(x, torch.tensor(k)) for k in (3, 0, 5)])
 
 
+def test_positions_found_in_an_input_without_bound() -> None:
+    calls = [(x,) for x in (torch.randn(5), torch.ones(3000), torch.randn(33))]
+    run(lambda m, x: (x[x > 0] * 2, (x > 0).nonzero() + 1), calls, ({0: Dim.DYNAMIC},))
+
+
+def test_sizes_of_the_data_need_a_bound() -> None:
+    def f(m: Any, n: torch.Tensor) -> Any:
+        k = n.item()
+        torch._check(k <= 100)
+        return torch.arange(k), torch.zeros(k, 2)
+
+    run(f, [(torch.tensor(3),), (torch.tensor(0),), (torch.tensor(50),)])
+    refused(lambda m, n: torch.arange(n.item()), torch.tensor(3), match="no upper bound")
+
+
 def test_attention_without_queries() -> None:
     n, k = Dim("n", min=0, max=5), Dim("k", min=1, max=5)
     calls = [(torch.randn(1, 2, a, 4), torch.randn(1, 2, b, 4)) for a, b in ((3, 5), (0, 5), (2, 1))]
@@ -177,10 +192,10 @@ def test_more_than_eight_axes_are_refused() -> None:
 def test_convolutions_that_share_a_bias_in_front_of_batch_norms() -> None:
     convs = nn.Sequential(nn.Conv2d(2, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)).eval()
     with torch.no_grad():
-        for m in convs:
-            if isinstance(m, nn.Conv2d):
-                m.bias.zero_()  # type: ignore[union-attr]
-            else:
-                m.running_mean.normal_()  # type: ignore[union-attr, operator]
+        for name, t in convs.state_dict().items():
+            if name in ("0.bias", "2.bias"):
+                t.zero_()
+            elif name.endswith("running_mean"):
+                t.normal_()
     x = torch.randn(1, 2, 3, 3)
     torch.testing.assert_close(trivet.load(trivet.export(convs, (x,)))(x), convs(x), atol=1e-5, rtol=1e-5)

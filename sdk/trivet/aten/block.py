@@ -57,6 +57,8 @@ def _diagonal_scatter(b: Builder, meta: Any, x: Value, src: Value, offset: int =
     row, column = dim1 % rank, dim2 % rank
     along, across = (row, column) if offset >= 0 else (column, row)  # the axis on which src has its place
     rest = x.shape[along] - src.shape[-1]
+    if not isinstance(rest, int):
+        raise b.error("a diagonal of a dynamic size", "make the sizes of both axes static")
     wide = b.pad(b.cast(src, x.dtype), (0,) * (rank - 1), (*(0 for _ in range(rank - 2)), rest))
     order = [i for i in range(rank) if i not in (row, column)]  # the axes of src but its last
     wide = b.unsqueeze(wide, rank - 1)

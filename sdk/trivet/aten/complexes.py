@@ -305,7 +305,7 @@ _PARTWISE = (
 )
 _BY_PARTS = frozenset(_PARTWISE.split())
 
-_BILINEAR = frozenset("matmul mm bmm mv dot einsum".split())
+_BILINEAR = frozenset(("matmul", "mm", "bmm", "mv", "dot", "einsum"))
 
 _COMPLEX: dict[str, Callable[..., Any]] = {
     "view_as_real": _view_as_real, "view_as_real_copy": _view_as_real, "real": _real, "imag": _imag, "_conj": _conj, "conj": _conj,

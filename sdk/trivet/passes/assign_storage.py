@@ -12,9 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trivet.constants import layout
+from trivet.error import Error
 from trivet.fbs.structs import RegionKind
 from trivet.ir import ops
-from trivet.ir.dim import INF, Dim, bounds, evaluate, substitute
+from trivet.ir.dim import INF, Dim, Symbol, bounds, evaluate, substitute, symbols
 from trivet.ir.graph import Graph, Loc, Module, Node, Placement, State, Value
 from trivet.pipeline import Context
 from trivet.schedule import Plan, Storage, all_graphs, schedule
@@ -52,6 +53,7 @@ class _Assigner:
         self.merged = self.overwritten = 0
         self.ranges = graph.ranges()
         self.hints = hints(graph)
+        self.limits: dict[str, int | Dim] = {}  # of sizes that nonzero finds, by sizes of inputs
         self.forest = Forest(self._inplace, lambda v: self._bytes(v)[0])
         self.states: dict[State, Cell] = {}
         self.carried: dict[Value, Node] = {}  # body's result that is the carried value unchanged: its while
@@ -65,7 +67,31 @@ class _Assigner:
         """Bytes planned for, and whether that is only the example's size."""
         return planned_bytes(v, self.ranges, self.hints)
 
+    def _room(self, v: Value, limits: dict[str, int | Dim]) -> int | Dim:
+        """Bytes that hold v: where nothing bounds a size that the data gives but the sizes of inputs, with these in its place."""
+        size = v.type.nbytes
+        for _ in limits:
+            if isinstance(size, Dim) and all(
+                c >= 0 and all(isinstance(a, Symbol) for a in m) for m, c in size.terms.items()
+            ):
+                size = substitute(size, limits)
+        return size
+
+    def _refuse_unbounded(self, v: Value, size: int | Dim) -> None:
+        """A run cannot make room for what it finds itself."""
+        known = self.graph.symbols
+        todo = [s for s in symbols(size) if s in known]
+        for name in todo:
+            s = known[name]
+            todo += [t for t in symbols(s.solved) if t not in todo] if s.solved is not None else []
+            if s.data and s.max >= INF >> 16:
+                raise Error(f"the size of {v.type} depends on the data and has no upper bound", node=str(_loc(v)),
+                            remedy="state one: n = x.item(); torch._check(n <= 100); or give output_size=")  # fmt: skip
+
     def run(self) -> None:
+        self.limits = {n.attrs.symbol: n.inputs[0].type.count for g in all_graphs(self.graph) for n in g.nodes
+                       if n.op == "nonzero" and n.inputs[0] is not None
+                       and self.graph.symbols[n.attrs.symbol].max >= INF >> 16}  # fmt: skip
         self._insert(self.graph, top=True)
         for i, v in enumerate(self.graph.inputs):
             self.forest.root(v, dense(v.shape), "input", i)
@@ -435,10 +461,12 @@ class _Assigner:
             root = self._survivor(tree.root.value)
             roots[tree] = root
             first, last = self.forest.hull(tree)
-            size = tree.root.value.type.nbytes
+            size = self._room(tree.root.value, self.limits)
             kind = {"arena": RegionKind.arena, "input": RegionKind.io, "output": RegionKind.io,
                     "state": RegionKind.state, "const": RegionKind.const_}[tree.kind]  # fmt: skip
             planned = self._bytes(tree.root.value)
+            if planned[1] and tree.kind != "const":
+                self._refuse_unbounded(root, size)
             if tree.kind == "const":  # an expanded constant is stored once along the axis
                 bytes_ = layout(tree.tag.data)[0]
                 size = bytes_.numel() * bytes_.element_size()
