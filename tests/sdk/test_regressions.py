@@ -135,8 +135,8 @@ def test_positions_found_in_an_input_without_bound() -> None:
 
 def test_sizes_of_the_data_need_a_bound() -> None:
     def f(m: Any, n: torch.Tensor) -> Any:
-        k = n.item()
-        torch._check(k <= 100)
+        k: Any = n.item()
+        torch._check(k <= 100)  # type: ignore[no-untyped-call]
         return torch.arange(k), torch.zeros(k, 2)
 
     run(f, [(torch.tensor(3),), (torch.tensor(0),), (torch.tensor(50),)])
