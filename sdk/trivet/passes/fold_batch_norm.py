@@ -136,6 +136,18 @@ def _out_scale(n: Node, s: Any, w: Any) -> Any:
     return s.reshape(g, 1, -1).expand(g, w.shape[0] // g, -1).reshape(w.shape[0], -1, *[1] * (w.dim() - 2))
 
 
+def _scaled(w: Any, scale: Any) -> Any:
+    """w * scale in f64, rounded once to w's dtype; a few rows at a time, since a whole f64 copy would be the export's peak."""
+    import torch
+
+    out = torch.empty(w.shape, dtype=w.dtype)
+    scale = scale.expand(w.shape)
+    rows = max(1, (1 << 18) // max(1, w[:1].numel()))
+    for at in range(0, w.shape[0], rows):
+        out[at : at + rows] = w[at : at + rows].double().mul_(scale[at : at + rows])
+    return out
+
+
 def _behind(n: Node, rw: Rewriter, graph: Graph, made: dict[object, Const]) -> None:
     import torch
 
@@ -151,7 +163,7 @@ def _behind(n: Node, rw: Rewriter, graph: Graph, made: dict[object, Const]) -> N
         return
     shift = f.shift.expand(channels)
     bias = shift if b is None else _flat(b, channels) * f.scale + shift
-    weight = w.double() * _out_scale(n, f.scale, w)
+    weight = _scaled(w, _out_scale(n, f.scale, w))
     if not bool(torch.isfinite(weight).all()) or not bool(torch.isfinite(bias).all()):
         return
     scaled = bool((f.scale != 1).any())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +24,7 @@ BIG = 1 << 22  # bytes: a weight this large is not stored twice
 
 def pack_weights(module: Module, ctx: Context) -> None:
     """Packs constant weights of matmul, conv and rnn nodes of the CPU."""
+    gc.collect()  # nodes that passes took out are cycles that hold weights: without them each weight goes as it is packed
     work = _Packer()
     graphs = [g for entry in module.entries.values() for g in all_graphs(entry)]
     for g in graphs:
