@@ -15,7 +15,10 @@ import trivet
 
 def through_file(tmp_path: Path, model: Any, args: Any = None, **kw: Any) -> Any:
     path = tmp_path / "net.trv"
-    trivet.export(model, args, **kw).save(path)
+    program = trivet.export(model, args, **kw)
+    for entry in program.summary()["entries"]:
+        assert entry["memory"]["arena"] <= 1.02 * entry["lower_bound"]
+    program.save(path)
     return trivet.load(path)
 
 
