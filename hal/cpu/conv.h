@@ -12,6 +12,7 @@ typedef struct trvk_conv_geo {
       ws[5]; /* strides of x, y, residual as n, c, d, h, w; of w as o, c, kd, kh, kw */
   trv_dim bias_step, taps;
   int transposed, depthwise;
+  const struct trvk_qweight* q; /* of a weight in 8 bits (qgemm.h), else NULL */
 } trvk_conv_geo;
 
 /* One channel per group, in and out alike or with a multiplier: packed as [taps][channels], not in

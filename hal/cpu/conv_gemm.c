@@ -6,6 +6,7 @@
  * packed weight, or a copy of this strip and pass.
  */
 #include "conv.h"
+#include "qgemm.h"
 
 static const float zeros[TRVK_KC];
 
@@ -246,6 +247,17 @@ static void rows_gather(state* s) {
             s->gather + (m + i) * run + t * s->kc;
 }
 
+/* A piece of one panel of B, from a weight in 8 bits: one tap, and the pass's channels. */
+static void floats(const state* s, trv_dim tap, trv_dim col, trv_dim n, trv_dim at, float* dst) {
+  const trvk_qweight* q = s->g->q;
+  const trv_dim first = s->group * s->g->og; /* column of the scales */
+  if (q->packed)
+    q->floats(q, s->w + s->group * trvk_panels(s->g->og) * q->panel,
+              tap * trvk_round4(s->g->cg) + s->c0, s->kc, col, n, first, dst);
+  else /* at: of the piece's first number */
+    q->floats(q, s->w + at - col * q->n_step, 0, s->kc, col, n, first, dst);
+}
+
 /* B of the pass for a strip: packed panels in place, or copied from the weight. */
 static void set_b(state* s, trv_dim col, trv_dim n, trvk_block* k) {
   const trvk_conv_geo* g = s->g;
@@ -275,9 +287,13 @@ static void set_b(state* s, trv_dim col, trv_dim n, trvk_block* k) {
           ((g->transposed ? s->group * g->cg : 0) + s->c0) * g->ws[1] +
           tap / (g->kernel[1] * g->kernel[2]) * g->ws[2] +
           tap / g->kernel[2] % g->kernel[1] * g->ws[3] + tap % g->kernel[2] * g->ws[4];
-      trvk_pack_panels(s->b_pack + (p * s->taps + t) * s->kc * TRVK_PANEL,
-                       trvk_at(s->w, s->dtype, at), s->dtype, g->ws[1], g->ws[0], s->kc,
-                       left < TRVK_PANEL ? left : TRVK_PANEL, 1);
+      float* dst = s->b_pack + (p * s->taps + t) * s->kc * TRVK_PANEL;
+      const trv_dim cols = left < TRVK_PANEL ? left : TRVK_PANEL;
+      if (g->q)
+        floats(s, tap, col + p * TRVK_PANEL, cols, at, dst);
+      else
+        trvk_pack_panels(dst, trvk_at(s->w, s->dtype, at), s->dtype, g->ws[1], g->ws[0], s->kc,
+                         cols, 1);
     }
   for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
     s->b[t] = s->b_pack + t * s->kc * TRVK_PANEL;

@@ -264,3 +264,5 @@ void trvk_store_i64(uint8_t* dst, const int64_t* src, uint32_t dtype, trv_dim st
       break;
   }
 }
+#undef LOAD
+#undef STORE

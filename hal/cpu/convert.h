@@ -8,7 +8,10 @@
 #define TRVK_CONVERT_H
 
 #include "ops.h"
+#include "variant.h"
 
+/* Partial results side by side (one vector loop over them), elements and columns at a time. */
+enum { TRVK_LANES = 32, TRVK_CHUNK = 256, TRVK_COLS = 64 };
 enum { TRVK_WORK_BOOL, TRVK_WORK_I32, TRVK_WORK_I64, TRVK_WORK_F32, TRVK_WORK_F64 };
 
 static inline uint32_t trvk_work(uint32_t dtype) {
@@ -46,6 +49,10 @@ void trvk_load_i64(int64_t* dst, const uint8_t* src, uint32_t dtype, trv_dim str
 /* One row of floats to f16, bf16 or f32; of int64 to any integer dtype or bool. */
 void trvk_store_f32(uint8_t* dst, const float* src, uint32_t dtype, trv_dim stride, trv_dim n);
 void trvk_store_i64(uint8_t* dst, const int64_t* src, uint32_t dtype, trv_dim stride, trv_dim n);
+static inline void trvk_store_f64(uint8_t* dst, const double* src, uint32_t dtype, trv_dim stride,
+                                  trv_dim n) {
+  trvk_store(dst, src, dtype, 1, 0, n, stride);
+}
 
 /* n indices from position p (elements) on: negative ones counted from the end, bad ones replaced by
  * 0. Returns 1 if there were any bad ones. */

@@ -162,6 +162,10 @@ TRV_API void trvk_pack(uint32_t op, const void* attrs, uint32_t dtype, uint32_t 
 TRV_API size_t trvk_rnn_tmp_bytes(const void* attrs, uint32_t dtype, int64_t n, int64_t in,
                                   int64_t hidden, int64_t proj);
 
+/* Bytes of scratch of a qrnn: x[T, n, in], hidden size. It is n * hidden, hidden rounded up to 8:
+ * affine in n, none of T. */
+TRV_API size_t trvk_qrnn_tmp_bytes(const void* attrs, int64_t n, int64_t in, int64_t hidden);
+
 /* Runs one command on the calling thread with the kernels of isa ("ref", NULL = best): for tests,
  * benchmarks and the exporter's constant folding. args: inputs, outputs, scratch. Errors:
  * UNSUPPORTED, ARGUMENT (check or fault; diag). */

@@ -111,6 +111,7 @@ static const op_info infos[TRV_MAP_OP_COUNT] = {
     [TRV_MAP_OP_HYPOT] = {2, F},
 };
 
+#ifndef TRVK_VARIANT
 static uint32_t family(uint32_t dtype) {
   const uint32_t work = trvk_work(dtype);
   return work == TRVK_WORK_BOOL ? B : work == TRVK_WORK_I32 || work == TRVK_WORK_I64 ? I : F;
@@ -192,6 +193,7 @@ uint32_t trvk_map_tiles(const trvk_call* call, uint32_t workers) {
   const trv_dim n = trvk_count(call->out);
   return trvk_tiles(n * (trv_dim)(1 + attrs->count / 2), n / 256, workers);
 }
+#endif
 
 /* ---- execution
  * -----------------------------------------------------------------------------------------------------------
@@ -506,12 +508,12 @@ static void run_block(map_state* m, const trvk_call* call, const trvf_map_instr*
                run.rs, m->cols, cs);
 }
 
-void trvk_map__ref(const trvk_call* call, uint32_t tile) {
+void TRVK_KERNEL(map)(const trvk_call* call, uint32_t tile) {
   const trvf_map_attrs* attrs = call->attrs;
   const trvf_map_instr* code = call->code + attrs->code;
   const trv_dim total = trvk_count(call->out);
   if (total == 0) return;
-  _Alignas(16) uint8_t memory[MAP_BYTES];
+  _Alignas(64) uint8_t memory[MAP_BYTES];
   map_state m;
   plan_streams(&m, call, code, attrs->count);
   const trv_dim block = plan_registers(&m, code, attrs->count, memory), inner = m.dim[m.rank - 1];

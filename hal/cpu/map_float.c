@@ -118,3 +118,8 @@ static inline double f64_elu(double x) { return x > 0 ? x : expm1(x); }
 #define V(name) f64_##name
 #define L(name) name
 #include "map_float.inc"
+#undef REAL
+#undef WHOLE
+#undef NAME
+#undef V
+#undef L

@@ -17,6 +17,10 @@
 #define BITS 64
 #define NAME(name) name##_i64
 #include "map_int.inc"
+#undef INT
+#undef UINT
+#undef BITS
+#undef NAME
 
 void trvk_map_bool(uint32_t op, void* dst, const void* a, const void* b, const void* c, trv_dim n) {
   (void)c;

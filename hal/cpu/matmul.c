@@ -2,6 +2,8 @@
  * paths over gemm.h. */
 #include "matmul.h"
 
+#include "qgemm.h"
+
 /* Strides of an operand along the output's axes but the last `skip`, where it broadcasts: 0. */
 static int batch_strides(const trv_tensor* t, uint32_t own, const trvk_matmul_plan* p,
                          trv_dim* stride) {
@@ -65,6 +67,7 @@ const char* trvk_matmul_plan_make(const trvk_call* call, trvk_matmul_plan* p, in
   const trvf_matmul_attrs* attrs = call->attrs;
   const trv_tensor *a = &call->in[0], *b = &call->in[1], *out = &call->out[0];
   *expected = *got = 0;
+  p->q = NULL;
   if (a->rank < 1)
     return trvk_fail(TRVK_SAY("matmul: the left side is a scalar"), 1, 0, expected, got);
   p->vector = a->rank == 1;
@@ -252,8 +255,11 @@ static void unit_gemm(state* s, const uint8_t* a, const uint8_t* b, const float*
       k.bk = p->b.row;
       k.bp = TRVK_PANEL;
     } else {
-      trvk_pack_panels(s->b_pack, trvk_at(b, s->dtype, k0 * p->b.row + col * p->b.col), s->dtype,
-                       p->b.row, p->b.col, k.kc, n, panels);
+      if (p->q)
+        p->q->floats(p->q, b, k0, k.kc, col, n, 0, s->b_pack);
+      else
+        trvk_pack_panels(s->b_pack, trvk_at(b, s->dtype, k0 * p->b.row + col * p->b.col), s->dtype,
+                         p->b.row, p->b.col, k.kc, n, panels);
       b_rows = s->b_pack;
       k.bk = TRVK_PANEL;
       k.bp = k.kc * TRVK_PANEL;
@@ -267,9 +273,9 @@ static void choose(state* s) {
   const trvk_matmul_plan* p = s->p;
   const int f32 = s->dtype == TRV_DTYPE_F32;
   s->a_direct = f32;
-  s->dot = f32 && !s->packed && p->b.row == 1 && p->b.col != 1 && p->a.col == 1 && p->m <= 8 &&
-           p->k >= 16;
-  s->b_direct = f32 && !s->packed && p->b.col == 1 && p->m <= 2 * TRVK_MR_MAX;
+  s->dot = f32 && !s->packed && !p->q && p->b.row == 1 && p->b.col != 1 && p->a.col == 1 &&
+           p->m <= 8 && p->k >= 16;
+  s->b_direct = f32 && !s->packed && !p->q && p->b.col == 1 && p->m <= 2 * TRVK_MR_MAX;
   s->kc = TRVK_KC;
   trv_dim most = TRVK_ROWS;
   const int copies = !s->packed && !(s->b_direct && p->n % TRVK_PANEL == 0); /* of strips of B */
@@ -287,18 +293,23 @@ static void choose(state* s) {
 }
 
 void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g) {
-  const trvf_matmul_attrs* attrs = call->attrs;
   trvk_matmul_plan p;
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0) return;
   (void)trvk_matmul_plan_make(call, &p, &e, &got);
   const uint32_t dtype = call->in[0].dtype;
-  if (dtype == TRV_DTYPE_F64 || dtype <= TRV_DTYPE_I64) {
+  if (dtype == TRV_DTYPE_F64 || dtype <= TRV_DTYPE_I64)
     trvk_matmul_plain(call, &p, tile);
-    return;
-  }
+  else
+    trvk_matmul_floats(call, &p, tile, g);
+}
+
+void trvk_matmul_floats(const trvk_call* call, const trvk_matmul_plan* p, uint32_t tile,
+                        const trvk_gemm* g) {
+  const trvf_matmul_attrs* attrs = call->attrs;
+  const uint32_t dtype = call->in[0].dtype;
   state s;
-  s.p = &p;
+  s.p = p;
   s.g = g;
   s.dtype = dtype;
   s.packed = attrs->packed != 0;
@@ -307,16 +318,16 @@ void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g) {
   s.epi.act = attrs->act;
   s.epi.lo = attrs->lo;
   s.epi.hi = attrs->hi;
-  s.epi.out_col = p.out.col;
-  s.epi.res_col = p.res.col;
-  s.epi.bias2_col = p.bias.col;
-  const int two = p.bias.t && p.bias.row != 0; /* the bias differs between rows */
-  s.epi.post = two || p.res.t || dtype != TRV_DTYPE_F32 || (p.out.col != 1 && p.n > 1) ||
+  s.epi.out_col = p->out.col;
+  s.epi.res_col = p->res.col;
+  s.epi.bias2_col = p->bias.col;
+  const int two = p->bias.t && p->bias.row != 0; /* the bias differs between rows */
+  s.epi.post = two || p->res.t || dtype != TRV_DTYPE_F32 || (p->out.col != 1 && p->n > 1) ||
                (attrs->act != TRV_ACT_NONE && attrs->act != TRV_ACT_CLAMP);
   choose(&s);
-  const trv_dim strips = (p.n + s.width - 1) / s.width, blocks = (p.m + s.rows - 1) / s.rows;
+  const trv_dim strips = (p->n + s.width - 1) / s.width, blocks = (p->m + s.rows - 1) / s.rows;
   trv_dim begin, end, last = -1;
-  trvk_split(unit_count(&p, s.rows, s.width), call->tiles, tile, &begin, &end);
+  trvk_split(unit_count(p, s.rows, s.width), call->tiles, tile, &begin, &end);
   const uint8_t *a = NULL, *b = NULL, *bias = NULL;
   trv_dim count = 0;
   for (trv_dim u = begin; u < end; u++) {
@@ -324,26 +335,26 @@ void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g) {
     if (u / strips != last) {
       last = u / strips;
       const trv_dim m0 = block * s.rows;
-      count = p.m - m0 < s.rows ? p.m - m0 : s.rows;
+      count = p->m - m0 < s.rows ? p->m - m0 : s.rows;
 #define AT(o)    \
   ((o).t == NULL \
        ? NULL    \
-       : trvk_at((o).t->data, dtype, trvk_offset(p.nb, p.dim, (o).batch, batch) + m0 * (o).row))
-      a = AT(p.a);
-      b = trvk_at(p.b.t->data, dtype, trvk_offset(p.nb, p.dim, p.b.batch, batch));
-      bias = two ? NULL : AT(p.bias);
-      s.epi.bias2 = two ? AT(p.bias) : NULL;
-      s.epi.res = AT(p.res);
-      s.epi.out = AT(p.out);
+       : trvk_at((o).t->data, dtype, trvk_offset(p->nb, p->dim, (o).batch, batch) + m0 * (o).row))
+      a = AT(p->a);
+      b = trvk_at(p->b.t->data, p->b.t->dtype, trvk_offset(p->nb, p->dim, p->b.batch, batch));
+      bias = two ? NULL : AT(p->bias);
+      s.epi.bias2 = two ? AT(p->bias) : NULL;
+      s.epi.res = AT(p->res);
+      s.epi.out = AT(p->out);
 #undef AT
       for (trv_dim i = 0; i < count; i++) {
-        s.row[i].out = i * p.out.row;
-        s.row[i].res = i * p.res.row;
-        s.row[i].bias2 = i * p.bias.row;
-        if (s.a_direct) s.a[i] = (const float*)(const void*)a + i * p.a.row;
+        s.row[i].out = i * p->out.row;
+        s.row[i].res = i * p->res.row;
+        s.row[i].bias2 = i * p->bias.row;
+        if (s.a_direct) s.a[i] = (const float*)(const void*)a + i * p->a.row;
       }
     }
-    const trv_dim col = strip * s.width, n = p.n - col < s.width ? p.n - col : s.width;
+    const trv_dim col = strip * s.width, n = p->n - col < s.width ? p->n - col : s.width;
     float buffer[TRVK_STRIP];
     const float* strip_bias;
     set_bias(&s, bias, col, n, buffer, &strip_bias);

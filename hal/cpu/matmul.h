@@ -15,12 +15,16 @@ typedef struct trvk_matmul_plan {
   uint32_t nb;
   int vector; /* a is a vector: no M axis */
   trvk_matmul_operand a, b, out, bias, res;
+  const struct trvk_qweight* q; /* of a weight in 8 or 4 bits (qgemm.h), else NULL */
 } trvk_matmul_plan;
 
 /* NULL, or what does not fit. */
 const char* trvk_matmul_plan_make(const trvk_call* call, trvk_matmul_plan* p, int64_t* expected,
                                   int64_t* got);
 
+/* Floats but float64, by the plan. attrs of the call: trvf_matmul_attrs. */
+void trvk_matmul_floats(const trvk_call* call, const trvk_matmul_plan* p, uint32_t tile,
+                        const trvk_gemm* g);
 /* float64 and integers (matmul_plain.c). */
 void trvk_matmul_plain(const trvk_call* call, const trvk_matmul_plan* p, uint32_t tile);
 #endif

@@ -7,9 +7,9 @@
 #include "convert.h"
 #include "walk.h"
 
-enum { LANES = 32, CHUNK = 256, COLS = 64, Y = 0, X = 1, W = 2, B = 3 };
+enum { ON_Y = 0, ON_X = 1, ON_W = 2, ON_B = 3 };
 
-typedef struct norm_plan { /* the axes of one group; streams Y X W B */
+typedef struct norm_plan { /* the axes of one group; streams ON_Y to ON_B */
   uint32_t rank, dtype, w_dtype, b_dtype, centred;
   trv_dim dim[TRV_MAX_RANK], stride[4][TRV_MAX_RANK];
   trv_dim count, size, w_size, b_size;
@@ -17,10 +17,6 @@ typedef struct norm_plan { /* the axes of one group; streams Y X W B */
                                 leave it out */
   double eps;
 } norm_plan;
-
-static void store_f64(uint8_t* dst, const double* src, uint32_t dtype, trv_dim stride, trv_dim n) {
-  trvk_store(dst, src, dtype, 1, 0, n, stride);
-}
 
 #define T float
 #define NAME(name) name##_f32
@@ -38,9 +34,15 @@ static void store_f64(uint8_t* dst, const double* src, uint32_t dtype, trv_dim s
 #define NAME(name) name##_f64
 #define NATIVE TRV_DTYPE_F64
 #define LOAD trvk_load_f64
-#define STORE store_f64
+#define STORE trvk_store_f64
 #include "norm.inc"
+#undef T
+#undef NAME
+#undef NATIVE
+#undef LOAD
+#undef STORE
 
+#ifndef TRVK_VARIANT
 const char* trvk_norm_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *y = call->out;
   const trvf_norm_attrs* a = call->attrs;
@@ -87,10 +89,9 @@ uint32_t trvk_norm_tiles(const trvk_call* call, uint32_t workers) {
     for (uint32_t i = 0; i + a->axes < x->rank; i++) groups *= x->dim[i];
   return trvk_tiles(trvk_count(x) * 2, groups, workers);
 }
+#endif
 
-static trv_dim magnitude(trv_dim x) { return x < 0 ? -x : x; }
-
-void trvk_norm__ref(const trvk_call* call, uint32_t tile) {
+void TRVK_KERNEL(norm)(const trvk_call* call, uint32_t tile) {
   const trv_tensor *x = call->in, *y = call->out, *w = trvk_opt(call, 1), *b = trvk_opt(call, 2);
   const trvf_norm_attrs* a = call->attrs;
   if (trvk_count(y) == 0) return;
@@ -116,16 +117,16 @@ void trvk_norm__ref(const trvk_call* call, uint32_t tile) {
   }
   /* Channels innermost in memory (channels-last) and few in a group: several groups at a time,
    * channels in columns. */
-  int columns = group && channels <= COLS && (a->groups > 1 || channels > 1);
+  int columns = group && channels <= TRVK_COLS && (a->groups > 1 || channels > 1);
   for (uint32_t i = 2; i < x->rank; i++)
-    if (x->dim[i] > 1 && magnitude(x->stride[i]) < magnitude(x->stride[1])) columns = 0;
+    if (x->dim[i] > 1 && trvk_magnitude(x->stride[i]) < trvk_magnitude(x->stride[1])) columns = 0;
   for (uint32_t i = lead; i < x->rank; i++) { /* the group's axes */
     const uint32_t k = p.rank++;
     p.dim[k] = group && k == 0 ? channels : x->dim[i];
-    p.stride[Y][k] = y->stride[i];
-    p.stride[X][k] = x->stride[i];
-    p.stride[W][k] = w && k < w->rank ? w->stride[k] : 0;
-    p.stride[B][k] = b && k < b->rank ? b->stride[k] : 0;
+    p.stride[ON_Y][k] = y->stride[i];
+    p.stride[ON_X][k] = x->stride[i];
+    p.stride[ON_W][k] = w && k < w->rank ? w->stride[k] : 0;
+    p.stride[ON_B][k] = b && k < b->rank ? b->stride[k] : 0;
     p.count *= p.dim[k];
   }
   if (columns) {
@@ -147,13 +148,14 @@ void trvk_norm__ref(const trvk_call* call, uint32_t tile) {
     const uint8_t* gw = w ? w->data + (group ? c * w->stride[0] * p.w_size : 0) : NULL;
     const uint8_t* gb = b ? b->data + (group ? c * b->stride[0] * p.b_size : 0) : NULL;
     if (columns) {
-      n = COLS / channels;
+      n = TRVK_COLS / channels;
       if (n > end - at) n = end - at;
       if (n > outer[outer_rank - 1] - index[outer_rank - 1])
         n = outer[outer_rank - 1] - index[outer_rank - 1];
-      (x->dtype == TRV_DTYPE_F64 ? columns_f64 : columns_f32)(&p, gx, gy, gw, gb, n * channels);
+      (x->dtype == TRV_DTYPE_F64 ? norm_columns_f64 : norm_columns_f32)(&p, gx, gy, gw, gb,
+                                                                        n * channels);
       continue;
     }
-    (x->dtype == TRV_DTYPE_F64 ? group_f64 : group_f32)(&p, gx, gy, gw, gb);
+    (x->dtype == TRV_DTYPE_F64 ? norm_group_f64 : norm_group_f32)(&p, gx, gy, gw, gb);
   }
 }

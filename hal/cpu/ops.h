@@ -43,6 +43,19 @@ static inline int trvk_is_float(const trvk_call* call) {
   return trvk_dtype_is_float(call->in[0].dtype);
 }
 static inline int trvk_is_f32(const trvk_call* call) { return call->in[0].dtype == TRV_DTYPE_F32; }
+/* Quantised in and out: no real numbers at all. */
+static inline int trvk_is_stored(const trvk_call* call) {
+  const uint32_t x = call->in[0].dtype, y = call->out[0].dtype;
+  return (x == TRV_DTYPE_I8 || x == TRV_DTYPE_I16) && (y == TRV_DTYPE_I8 || y == TRV_DTYPE_I16);
+}
+/* A qmatmul that quantises rows of real numbers. */
+static inline int trvk_is_dynamic(const trvk_call* call) {
+  return trvk_is_f32(call) && ((const trvf_qmatmul_attrs*)call->attrs)->dynamic != 0;
+}
+/* A qmatmul of real numbers as they are. */
+static inline int trvk_is_weight_only(const trvk_call* call) {
+  return trvk_is_f32(call) && !trvk_is_dynamic(call);
+}
 
 /* TRVK_ISA_ bits for a name ("ref" "avx2" "avx512"), NULL: all that this machine has; 0: unknown
  * name, or a set that this machine lacks (isa.c). */

@@ -3,9 +3,11 @@
  *   conv               per group the same, with K = taps * channels (channels innermost); narrow
  * groups are merged conv, depthwise    [taps][round16(channels out)] rnn [G * H, K]     the matmul
  * layout of its transpose
+ * Weights in 8 and 4 bits: qpack.c.
  */
 #include "conv.h"
 #include "matmul.h"
+#include "qgemm.h"
 
 typedef struct shape {
   trv_dim groups, cg, og, taps;
@@ -52,7 +54,7 @@ size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim t
 
 size_t trvk_pack_bytes(uint32_t op, const void* attrs, uint32_t dtype, uint32_t rank,
                        const int64_t* dim) {
-  if (dtype != TRV_DTYPE_F32) return 0;
+  if (dtype != TRV_DTYPE_F32) return trvk_qpack_bytes(op, attrs, dtype, rank, dim);
   if (op == TRV_OP_CONV) {
     shape s;
     return conv_shape(attrs, rank, dim, &s)
@@ -100,6 +102,10 @@ void trvk_pack(uint32_t op, const void* attrs, uint32_t dtype, uint32_t rank, co
                const int64_t* step, const void* src, void* dst) {
   const size_t bytes = trvk_pack_bytes(op, attrs, dtype, rank, dim);
   if (bytes == 0) return;
+  if (dtype != TRV_DTYPE_F32) {
+    trvk_qpack(op, attrs, dtype, rank, dim, step, src, dst);
+    return;
+  }
   if (op == TRV_OP_CONV) {
     shape s;
     memset(dst, 0, bytes);

@@ -48,30 +48,6 @@ static void store_int(uint8_t* dst, uint32_t dtype, trv_dim stride, const int64_
   }
 }
 
-static trvk_span pool_span(const trvk_pool* p, int axis, trv_dim o) {
-  trvk_span s;
-  const trv_dim in = p->in[axis];
-  if (p->adaptive) {
-    s.first = o * in / p->out[axis];
-    s.n = ((o + 1) * in + p->out[axis] - 1) / p->out[axis] - s.first;
-    s.step = 1;
-    s.full = s.n;
-    return s;
-  }
-  const trv_dim start = o * p->stride[axis] - p->pad[axis], dil = p->dilation[axis],
-                k = p->kernel[axis];
-  const trv_dim k0 = start >= 0 ? 0 : dil == 1 ? -start : (-start + dil - 1) / dil;
-  trv_dim k1 = start >= in ? 0 : dil == 1 ? in - start : (in - 1 - start) / dil + 1;
-  if (k1 > k) k1 = k;
-  s.first = start + k0 * dil;
-  s.n = k1 > k0 ? k1 - k0 : 0;
-  s.step = dil;
-  const trv_dim edge =
-      in + p->pad[axis] - start; /* ceil_mode: cells beyond the padding never count */
-  s.full = k < edge ? k : edge;
-  return s;
-}
-
 #define T float
 #define LANES lanes_f32
 #define LOAD trvk_row_load
@@ -90,56 +66,6 @@ static trvk_span pool_span(const trvk_pool* p, int axis, trv_dim o) {
 #define LOWEST INT64_MIN
 #define DIRECT TRV_DTYPE_I64
 #include "pool_lanes.inc"
-
-static void strides5(const trv_tensor* t, trv_dim* out) {
-  memset(out, 0, 5 * sizeof *out);
-  out[0] = t->stride[0];
-  out[1] = t->stride[1];
-  for (uint32_t i = 2; i < t->rank; i++) out[5 - t->rank + i] = t->stride[i];
-}
-
-static const char* make(const trvk_call* call, trvk_pool* p, int64_t* expected, int64_t* got) {
-  const trvf_pool_attrs* a = call->attrs;
-  const trv_tensor *x = &call->in[0], *y = &call->out[0];
-  const trv_dim most = PTRDIFF_MAX / 4;
-  *expected = *got = 0;
-  if (a->nd < 1 || a->nd > 3 || x->rank != a->nd + 2u || y->rank != a->nd + 2u)
-    return trvk_fail(TRVK_SAY("pool: rank does not fit"), a->nd + 2, x->rank, expected, got);
-  if (x->dim[0] != y->dim[0] || x->dim[1] != y->dim[1])
-    return trvk_fail(TRVK_SAY("pool: batch or channels differ"), x->dim[1], y->dim[1], expected,
-                     got);
-  p->n = x->dim[0];
-  p->c = x->dim[1];
-  p->x = x->data;
-  p->dtype = x->dtype;
-  p->max = a->kind == TRV_POOL_KIND_MAX;
-  p->adaptive = a->adaptive != 0;
-  p->include_pad = a->count_include_pad != 0;
-  p->divisor = a->divisor;
-  for (int i = 0; i < 3; i++) {
-    const int j = i - (3 - a->nd);
-    p->in[i] = p->out[i] = p->kernel[i] = p->stride[i] = p->dilation[i] = 1;
-    p->pad[i] = 0;
-    if (j < 0) continue;
-    p->in[i] = x->dim[2 + j];
-    p->out[i] = y->dim[2 + j];
-    if (p->adaptive) {
-      if (p->out[i] > 0 && p->in[i] >= most / p->out[i]) return TRVK_SAY("pool: sizes overflow");
-      continue;
-    }
-    p->kernel[i] = a->kernel[j];
-    p->stride[i] = a->stride[j];
-    p->pad[i] = a->pad[j];
-    p->dilation[i] = a->dilation[j] ? a->dilation[j] : 1;
-    if (p->kernel[i] < 1 || p->stride[i] < 1)
-      return trvk_fail(TRVK_SAY("pool: kernel and stride start at 1"), 1, 0, expected, got);
-    if (p->out[i] > most / 65536 || p->in[i] > most / 2) return TRVK_SAY("pool: sizes overflow");
-  }
-  strides5(x, p->xs);
-  strides5(y, p->ys);
-  p->wide = (p->xs[1] != 1 || p->c == 1) && !p->adaptive && p->out[2] > 1;
-  return NULL;
-}
 
 #ifndef TRVK_POOL
 #define TRVK_POOL trvk_pool__ref
@@ -164,13 +90,13 @@ const char* trvk_pool_check(const trvk_call* call, int64_t* expected, int64_t* g
     const char* what = trvk_out_check(&call->out[i], expected, got);
     if (what) return what;
   }
-  return make(call, &p, expected, got);
+  return trvk_pool_make(call, a, &p, expected, got);
 }
 
 uint32_t trvk_pool_tiles(const trvk_call* call, uint32_t workers) {
   trvk_pool p = {0};
   int64_t e, g;
-  if (make(call, &p, &e, &g)) return 1;
+  if (trvk_pool_make(call, call->attrs, &p, &e, &g)) return 1;
   double work = (double)trvk_count(&call->out[0]);
   for (int i = 0; i < 3; i++)
     work *= p.adaptive ? 1.0 + (double)p.in[i] / (double)(p.out[i] ? p.out[i] : 1)
@@ -183,8 +109,8 @@ uint32_t trvk_pool_tiles(const trvk_call* call, uint32_t workers) {
 
 /* Divides the sums by the number of cells that torch counts. */
 static double cells(const trvk_pool* p, const trvk_pool_at* at, trv_dim lane) {
-  const trvk_span d = pool_span(p, 0, at->d), h = pool_span(p, 1, at->h);
-  const trvk_span w = pool_span(p, 2, at->w + (p->wide ? lane : 0));
+  const trvk_span d = trvk_pool_span(p, 0, at->d), h = trvk_pool_span(p, 1, at->h);
+  const trvk_span w = trvk_pool_span(p, 2, at->w + (p->wide ? lane : 0));
   if (p->divisor != 0) return (double)p->divisor;
   return p->include_pad || p->adaptive ? (double)d.full * (double)h.full * (double)w.full
                                        : (double)d.n * (double)h.n * (double)w.n;
@@ -226,7 +152,7 @@ static void lanes(const trvk_call* call, const trvk_pool* p, const trvk_pool_at*
   if (indices) {
     const trv_tensor* t = &call->out[1];
     trv_dim is[5];
-    strides5(t, is);
+    trvk_pool_strides(t, is);
     int64_t* d = (int64_t*)(void*)t->data + at->n * is[0] + at->c * is[1] + at->d * is[2] +
                  at->h * is[3] + at->w * is[4];
     for (trv_dim i = 0; i < n; i++) d[i * (p->wide ? is[4] : is[1])] = index[i] < 0 ? 0 : index[i];
@@ -237,7 +163,7 @@ void TRVK_POOL(const trvk_call* call, uint32_t tile) {
   trvk_pool p = {0};
   int64_t e, g;
   if (trvk_count(&call->out[0]) == 0) return;
-  (void)make(call, &p, &e, &g);
+  (void)trvk_pool_make(call, call->attrs, &p, &e, &g);
   /* Units: rows of outputs; along channels the row's pixels, each with all channels, along w each
    * channel's row. */
   const trv_dim inner = p.wide ? p.c : p.out[2];

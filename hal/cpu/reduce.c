@@ -36,7 +36,10 @@ const char* trvk_reduce_check(const trvk_call* call, int64_t* expected, int64_t*
   if (is_test(a->kind)) want = TRV_DTYPE_BOOL;
   const int sums = a->kind == TRV_REDUCE_KIND_SUM || a->kind == TRV_REDUCE_KIND_PROD;
   const int whole = y->dtype >= TRV_DTYPE_BOOL && y->dtype <= TRV_DTYPE_I64;
-  if (y->dtype != want && !(sums && !real && whole))
+  const int moments = sums || a->kind == TRV_REDUCE_KIND_MEAN || a->kind == TRV_REDUCE_KIND_VAR;
+  const int half = x->dtype == TRV_DTYPE_F16 || x->dtype == TRV_DTYPE_BF16;
+  if (y->dtype != want && !(sums && !real && whole) &&
+      !(moments && half && y->dtype == TRV_DTYPE_F32))
     return trvk_fail(TRVK_SAY("dtype of a reduction's output"), want, y->dtype, expected, got);
   if ((a->kind == TRV_REDUCE_KIND_MEAN || a->kind == TRV_REDUCE_KIND_VAR) && !real)
     return trvk_fail(TRVK_SAY("mean and var are for floats"), TRV_DTYPE_F32, x->dtype, expected,
@@ -48,18 +51,21 @@ const char* trvk_reduce_check(const trvk_call* call, int64_t* expected, int64_t*
 
 static trv_dim magnitude(trv_dim x) { return x < 0 ? -x : x; }
 
-uint32_t trvk_reduce_tiles(const trvk_call* call, uint32_t workers) {
+uint32_t trvk_reduce_tiles_of(const trvk_call* call, uint32_t axes, uint32_t workers) {
   const trv_tensor* x = call->in;
-  const trvf_reduce_attrs* a = call->attrs;
   trv_dim least = 0;
   int kept =
       0; /* is the densest axis kept? Then outputs are made in columns, which should stay wide. */
   for (uint32_t i = 0; i < x->rank; i++)
     if (x->dim[i] > 1 && (least == 0 || magnitude(x->stride[i]) < least)) {
       least = magnitude(x->stride[i]);
-      kept = !((a->axes >> i) & 1);
+      kept = !((axes >> i) & 1);
     }
   return trvk_tiles(trvk_count(x), trvk_count(call->out) / (kept ? 16 : 1), workers);
+}
+
+uint32_t trvk_reduce_tiles(const trvk_call* call, uint32_t workers) {
+  return trvk_reduce_tiles_of(call, ((const trvf_reduce_attrs*)call->attrs)->axes, workers);
 }
 
 /* Sorts (by the input's stride, largest first; not for argmax, whose positions count) and merges
@@ -94,14 +100,14 @@ static uint32_t merge_axes(uint32_t n, trv_dim* dim, trv_dim* a, trv_dim* b, int
   return last + 1;
 }
 
-static void plan_reduce(trvk_reduce_plan* p, const trvk_call* call) {
+void trvk_reduce_plan_axes(trvk_reduce_plan* p, const trvk_call* call, uint32_t axes,
+                           int keep_order) {
   const trv_tensor *x = call->in, *y = call->out;
-  const trvf_reduce_attrs* a = call->attrs;
   trv_dim none[TRV_MAX_RANK] = {0};
   uint32_t k = 0, r = 0;
   p->outputs = p->count = 1;
   for (uint32_t i = 0; i < x->rank; i++) {
-    const int gone = (a->axes >> i) & 1;
+    const int gone = (axes >> i) & 1;
     *(gone ? &p->count : &p->outputs) *= x->dim[i];
     if (x->dim[i] == 1) continue;
     if (gone) {
@@ -114,17 +120,18 @@ static void plan_reduce(trvk_reduce_plan* p, const trvk_call* call) {
     }
   }
   p->k = merge_axes(k, p->kept, p->kept_in, p->kept_out, 0);
-  p->r = merge_axes(r, p->reduced, p->reduced_in, none, is_arg(a->kind));
-  p->kind = a->kind;
+  p->r = merge_axes(r, p->reduced, p->reduced_in, none, keep_order);
   p->dtype = x->dtype;
   p->out_dtype = y->dtype;
-  p->correction = a->correction;
 }
 
 void trvk_reduce__ref(const trvk_call* call, uint32_t tile) {
   const trv_tensor *x = call->in, *y = call->out;
+  const trvf_reduce_attrs* a = call->attrs;
   trvk_reduce_plan p;
-  plan_reduce(&p, call);
+  trvk_reduce_plan_axes(&p, call, a->axes, is_arg(a->kind));
+  p.kind = a->kind;
+  p.correction = a->correction;
   if (p.outputs == 0) return;
   const trv_dim in_size = (trv_dim)trv_dtype_size(x->dtype),
                 out_size = (trv_dim)trv_dtype_size(y->dtype);

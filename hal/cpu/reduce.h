@@ -23,6 +23,13 @@ typedef struct trvk_reduce_plan {
   float correction;
 } trvk_reduce_plan;
 
+/* The walk of a reduction over the set `axes`; kind and correction are the caller's. keep_order:
+ * reduced axes are not sorted by stride. Reads call->in[0] and out[0] only, as does
+ * trvk_reduce_tiles_of. */
+void trvk_reduce_plan_axes(trvk_reduce_plan* p, const trvk_call* call, uint32_t axes,
+                           int keep_order);
+uint32_t trvk_reduce_tiles_of(const trvk_call* call, uint32_t axes, uint32_t workers);
+
 /* One output from the input that begins at x: rows along the innermost reduced axis. */
 void trvk_reduce_row_f32(const trvk_reduce_plan* p, const uint8_t* x, uint8_t* out);
 void trvk_reduce_row_f64(const trvk_reduce_plan* p, const uint8_t* x, uint8_t* out);

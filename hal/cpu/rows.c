@@ -1,5 +1,6 @@
 /* rows.c - rows of elements of any dtype to and from float and double, and the epilogue of a row.
  */
+#include "convert.h"
 #include "gemm.h"
 #include "vmath.h"
 
@@ -25,7 +26,7 @@ void trvk_row_load(float* dst, const uint8_t* src, uint32_t dtype, trv_dim strid
     case TRV_DTYPE_F32:
       LOAD(float, v)
     case TRV_DTYPE_F16:
-      LOAD(uint16_t, trvk_f16_to_f32(v))
+      LOAD(uint16_t, trvk_half_to_float(v))
     case TRV_DTYPE_BF16:
       LOAD(uint16_t, trvk_bf16_to_f32(v))
     case TRV_DTYPE_F64:
@@ -46,7 +47,7 @@ void trvk_row_load64(double* dst, const uint8_t* src, uint32_t dtype, trv_dim st
     case TRV_DTYPE_F32:
       LOAD(float, (double)v)
     case TRV_DTYPE_F16:
-      LOAD(uint16_t, (double)trvk_f16_to_f32(v))
+      LOAD(uint16_t, (double)trvk_half_to_float(v))
     case TRV_DTYPE_BF16:
       LOAD(uint16_t, (double)trvk_bf16_to_f32(v))
     case TRV_DTYPE_BOOL:
@@ -73,9 +74,9 @@ void trvk_row_store(uint8_t* dst, uint32_t dtype, trv_dim stride, const float* s
     case TRV_DTYPE_F32:
       STORE(float, src[i])
     case TRV_DTYPE_F16:
-      STORE(uint16_t, trvk_f32_to_f16(src[i]))
+      STORE(uint16_t, trvk_float_to_half(src[i]))
     case TRV_DTYPE_BF16:
-      STORE(uint16_t, trvk_f32_to_bf16(src[i]))
+      STORE(uint16_t, trvk_float_to_bfloat(src[i]))
     case TRV_DTYPE_F64:
       STORE(double, (double)src[i])
     default:

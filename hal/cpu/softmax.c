@@ -4,17 +4,11 @@
 #include "vmath.h"
 #include "walk.h"
 
-enum { LANES = 32, CHUNK = 256, COLS = 64 }; /* LANES: partial results, one vector loop over them */
-
 typedef struct softmax_plan {
   trv_dim n, x_step, out_step; /* along the axis */
   trv_dim x_side, out_side;    /* to the neighbour softmax (columns) */
   uint32_t dtype, log;
 } softmax_plan;
-
-static void store_f64(uint8_t* dst, const double* src, uint32_t dtype, trv_dim stride, trv_dim n) {
-  trvk_store(dst, src, dtype, 1, 0, n, stride);
-}
 
 #define T float
 #define NAME(name) name##_f32
@@ -36,11 +30,19 @@ static void store_f64(uint8_t* dst, const double* src, uint32_t dtype, trv_dim s
 #define NAME(name) name##_f64
 #define NATIVE TRV_DTYPE_F64
 #define LOAD trvk_load_f64
-#define STORE store_f64
+#define STORE trvk_store_f64
 #define EXP exp
 #define LOG log
 #include "softmax.inc"
+#undef T
+#undef NAME
+#undef NATIVE
+#undef LOAD
+#undef STORE
+#undef EXP
+#undef LOG
 
+#ifndef TRVK_VARIANT
 const char* trvk_softmax_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *y = call->out;
   const trvf_softmax_attrs* a = call->attrs;
@@ -59,10 +61,9 @@ uint32_t trvk_softmax_tiles(const trvk_call* call, uint32_t workers) {
   const trv_dim n = trvk_count(call->out);
   return trvk_tiles(n * 4, n ? n / call->out->dim[a->axis] : 0, workers);
 }
+#endif
 
-static trv_dim magnitude(trv_dim x) { return x < 0 ? -x : x; }
-
-void trvk_softmax__ref(const trvk_call* call, uint32_t tile) {
+void TRVK_KERNEL(softmax)(const trvk_call* call, uint32_t tile) {
   const trv_tensor *x = call->in, *y = call->out;
   const trvf_softmax_attrs* a = call->attrs;
   const trv_dim total = trvk_count(y), size = (trv_dim)trv_dtype_size(y->dtype);
@@ -83,7 +84,8 @@ void trvk_softmax__ref(const trvk_call* call, uint32_t tile) {
   rank = trvk_walk_plan(rank, dim, stride, 2);
   p.out_side = stride[0][rank - 1];
   p.x_side = stride[1][rank - 1];
-  const int columns = p.n > 1 && dim[rank - 1] > 1 && magnitude(p.out_side) < magnitude(p.out_step);
+  const int columns =
+      p.n > 1 && dim[rank - 1] > 1 && trvk_magnitude(p.out_side) < trvk_magnitude(p.out_step);
   const int wide = x->dtype == TRV_DTYPE_F64;
   trvk_split(total / p.n, call->tiles, tile, &at, &end);
   trvk_walk_seek(rank, dim, at, index);
@@ -93,11 +95,11 @@ void trvk_softmax__ref(const trvk_call* call, uint32_t tile) {
     trv_dim n = 1;
     if (columns) {
       n = dim[rank - 1] - index[rank - 1];
-      if (n > COLS) n = COLS;
+      if (n > TRVK_COLS) n = TRVK_COLS;
       if (n > end - at) n = end - at;
-      (wide ? columns_f64 : columns_f32)(&p, src, dst, n);
+      (wide ? softmax_columns_f64 : softmax_columns_f32)(&p, src, dst, n);
     } else {
-      (wide ? row_f64 : row_f32)(&p, src, dst);
+      (wide ? softmax_row_f64 : softmax_row_f32)(&p, src, dst);
     }
     trvk_walk_step(rank - 1, dim, index, n);
     at += n;

@@ -8,6 +8,8 @@
 
 #include "ops.h"
 
+static inline trv_dim trvk_magnitude(trv_dim x) { return x < 0 ? -x : x; }
+
 /* dim, stride[s]: `rank` axes of each of `streams`. Returns the new rank, at least 1. No dim may be
  * 0. */
 static inline uint32_t trvk_walk_plan(uint32_t rank, trv_dim* dim, trv_dim (*stride)[TRV_MAX_RANK],

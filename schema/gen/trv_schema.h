@@ -37,7 +37,19 @@
 #define TRV_OP_GRID_SAMPLE 16
 #define TRV_OP_NONZERO 17
 #define TRV_OP_ITEM 18
-#define TRV_OP_COUNT 19
+#define TRV_OP_REQUANTIZE 19
+#define TRV_OP_BINARY 20
+#define TRV_OP_LOOKUP 21
+#define TRV_OP_QCONV 22
+#define TRV_OP_QMATMUL 23
+#define TRV_OP_QGATHER 24
+#define TRV_OP_QPOOL 25
+#define TRV_OP_QREDUCE 26
+#define TRV_OP_QSOFTMAX 27
+#define TRV_OP_QNORM 28
+#define TRV_OP_QRESIZE 29
+#define TRV_OP_QRNN 30
+#define TRV_OP_COUNT 31
 
 #define TRV_MAP_OP_LOAD 0
 #define TRV_MAP_OP_CONST 1
@@ -196,6 +208,11 @@
 #define TRV_GRID_PAD_BORDER 1
 #define TRV_GRID_PAD_REFLECTION 2
 #define TRV_GRID_PAD_COUNT 3
+
+#define TRV_BINARY_KIND_ADD 0
+#define TRV_BINARY_KIND_SUB 1
+#define TRV_BINARY_KIND_MUL 2
+#define TRV_BINARY_KIND_COUNT 3
 
 #define TRV_DIM_OP_CONST 0
 #define TRV_DIM_OP_INPUT 1
@@ -482,6 +499,246 @@ typedef struct trvf_item_attrs {
 _Static_assert(sizeof(trvf_item_attrs) == 4, "layout of trvf_item_attrs");
 _Static_assert(offsetof(trvf_item_attrs, dim) == 0, "layout of trvf_item_attrs.dim");
 
+typedef struct trvf_requantize_attrs {
+  int32_t x_zero;
+  int32_t y_zero;
+  int32_t multiplier;
+  int32_t shift;
+  float scale;
+  int32_t lo;
+  int32_t hi;
+} trvf_requantize_attrs;
+_Static_assert(sizeof(trvf_requantize_attrs) == 28, "layout of trvf_requantize_attrs");
+_Static_assert(offsetof(trvf_requantize_attrs, x_zero) == 0, "layout of trvf_requantize_attrs.x_zero");
+_Static_assert(offsetof(trvf_requantize_attrs, y_zero) == 4, "layout of trvf_requantize_attrs.y_zero");
+_Static_assert(offsetof(trvf_requantize_attrs, multiplier) == 8, "layout of trvf_requantize_attrs.multiplier");
+_Static_assert(offsetof(trvf_requantize_attrs, shift) == 12, "layout of trvf_requantize_attrs.shift");
+_Static_assert(offsetof(trvf_requantize_attrs, scale) == 16, "layout of trvf_requantize_attrs.scale");
+_Static_assert(offsetof(trvf_requantize_attrs, lo) == 20, "layout of trvf_requantize_attrs.lo");
+_Static_assert(offsetof(trvf_requantize_attrs, hi) == 24, "layout of trvf_requantize_attrs.hi");
+
+typedef struct trvf_binary_attrs {
+  uint8_t kind;
+  uint8_t spare0;
+  uint16_t spare1;
+  int32_t a_zero;
+  int32_t b_zero;
+  int32_t y_zero;
+  int32_t a_multiplier;
+  int32_t b_multiplier;
+  int32_t shift;
+  int32_t lo;
+  int32_t hi;
+} trvf_binary_attrs;
+_Static_assert(sizeof(trvf_binary_attrs) == 36, "layout of trvf_binary_attrs");
+_Static_assert(offsetof(trvf_binary_attrs, kind) == 0, "layout of trvf_binary_attrs.kind");
+_Static_assert(offsetof(trvf_binary_attrs, spare0) == 1, "layout of trvf_binary_attrs.spare0");
+_Static_assert(offsetof(trvf_binary_attrs, spare1) == 2, "layout of trvf_binary_attrs.spare1");
+_Static_assert(offsetof(trvf_binary_attrs, a_zero) == 4, "layout of trvf_binary_attrs.a_zero");
+_Static_assert(offsetof(trvf_binary_attrs, b_zero) == 8, "layout of trvf_binary_attrs.b_zero");
+_Static_assert(offsetof(trvf_binary_attrs, y_zero) == 12, "layout of trvf_binary_attrs.y_zero");
+_Static_assert(offsetof(trvf_binary_attrs, a_multiplier) == 16, "layout of trvf_binary_attrs.a_multiplier");
+_Static_assert(offsetof(trvf_binary_attrs, b_multiplier) == 20, "layout of trvf_binary_attrs.b_multiplier");
+_Static_assert(offsetof(trvf_binary_attrs, shift) == 24, "layout of trvf_binary_attrs.shift");
+_Static_assert(offsetof(trvf_binary_attrs, lo) == 28, "layout of trvf_binary_attrs.lo");
+_Static_assert(offsetof(trvf_binary_attrs, hi) == 32, "layout of trvf_binary_attrs.hi");
+
+typedef struct trvf_lookup_attrs {
+  uint32_t spare;
+} trvf_lookup_attrs;
+_Static_assert(sizeof(trvf_lookup_attrs) == 4, "layout of trvf_lookup_attrs");
+_Static_assert(offsetof(trvf_lookup_attrs, spare) == 0, "layout of trvf_lookup_attrs.spare");
+
+typedef struct trvf_qconv_attrs {
+  uint8_t nd;
+  uint8_t transposed;
+  uint8_t packed;
+  uint8_t act;
+  uint32_t groups;
+  uint16_t stride[3];
+  int16_t pad[3];
+  uint16_t dilation[3];
+  uint16_t kernel[3];
+  int32_t x_zero;
+  int32_t y_zero;
+  float lo;
+  float hi;
+} trvf_qconv_attrs;
+_Static_assert(sizeof(trvf_qconv_attrs) == 48, "layout of trvf_qconv_attrs");
+_Static_assert(offsetof(trvf_qconv_attrs, nd) == 0, "layout of trvf_qconv_attrs.nd");
+_Static_assert(offsetof(trvf_qconv_attrs, transposed) == 1, "layout of trvf_qconv_attrs.transposed");
+_Static_assert(offsetof(trvf_qconv_attrs, packed) == 2, "layout of trvf_qconv_attrs.packed");
+_Static_assert(offsetof(trvf_qconv_attrs, act) == 3, "layout of trvf_qconv_attrs.act");
+_Static_assert(offsetof(trvf_qconv_attrs, groups) == 4, "layout of trvf_qconv_attrs.groups");
+_Static_assert(offsetof(trvf_qconv_attrs, stride) == 8, "layout of trvf_qconv_attrs.stride");
+_Static_assert(offsetof(trvf_qconv_attrs, pad) == 14, "layout of trvf_qconv_attrs.pad");
+_Static_assert(offsetof(trvf_qconv_attrs, dilation) == 20, "layout of trvf_qconv_attrs.dilation");
+_Static_assert(offsetof(trvf_qconv_attrs, kernel) == 26, "layout of trvf_qconv_attrs.kernel");
+_Static_assert(offsetof(trvf_qconv_attrs, x_zero) == 32, "layout of trvf_qconv_attrs.x_zero");
+_Static_assert(offsetof(trvf_qconv_attrs, y_zero) == 36, "layout of trvf_qconv_attrs.y_zero");
+_Static_assert(offsetof(trvf_qconv_attrs, lo) == 40, "layout of trvf_qconv_attrs.lo");
+_Static_assert(offsetof(trvf_qconv_attrs, hi) == 44, "layout of trvf_qconv_attrs.hi");
+
+typedef struct trvf_qmatmul_attrs {
+  uint8_t packed;
+  uint8_t bits;
+  uint8_t act;
+  uint8_t dynamic;
+  uint32_t group;
+  int32_t a_zero;
+  int32_t b_zero;
+  int32_t y_zero;
+  float lo;
+  float hi;
+} trvf_qmatmul_attrs;
+_Static_assert(sizeof(trvf_qmatmul_attrs) == 28, "layout of trvf_qmatmul_attrs");
+_Static_assert(offsetof(trvf_qmatmul_attrs, packed) == 0, "layout of trvf_qmatmul_attrs.packed");
+_Static_assert(offsetof(trvf_qmatmul_attrs, bits) == 1, "layout of trvf_qmatmul_attrs.bits");
+_Static_assert(offsetof(trvf_qmatmul_attrs, act) == 2, "layout of trvf_qmatmul_attrs.act");
+_Static_assert(offsetof(trvf_qmatmul_attrs, dynamic) == 3, "layout of trvf_qmatmul_attrs.dynamic");
+_Static_assert(offsetof(trvf_qmatmul_attrs, group) == 4, "layout of trvf_qmatmul_attrs.group");
+_Static_assert(offsetof(trvf_qmatmul_attrs, a_zero) == 8, "layout of trvf_qmatmul_attrs.a_zero");
+_Static_assert(offsetof(trvf_qmatmul_attrs, b_zero) == 12, "layout of trvf_qmatmul_attrs.b_zero");
+_Static_assert(offsetof(trvf_qmatmul_attrs, y_zero) == 16, "layout of trvf_qmatmul_attrs.y_zero");
+_Static_assert(offsetof(trvf_qmatmul_attrs, lo) == 20, "layout of trvf_qmatmul_attrs.lo");
+_Static_assert(offsetof(trvf_qmatmul_attrs, hi) == 24, "layout of trvf_qmatmul_attrs.hi");
+
+typedef struct trvf_qgather_attrs {
+  uint8_t packed;
+  uint8_t bits;
+  uint16_t spare;
+  uint32_t group;
+  int32_t zero;
+} trvf_qgather_attrs;
+_Static_assert(sizeof(trvf_qgather_attrs) == 12, "layout of trvf_qgather_attrs");
+_Static_assert(offsetof(trvf_qgather_attrs, packed) == 0, "layout of trvf_qgather_attrs.packed");
+_Static_assert(offsetof(trvf_qgather_attrs, bits) == 1, "layout of trvf_qgather_attrs.bits");
+_Static_assert(offsetof(trvf_qgather_attrs, spare) == 2, "layout of trvf_qgather_attrs.spare");
+_Static_assert(offsetof(trvf_qgather_attrs, group) == 4, "layout of trvf_qgather_attrs.group");
+_Static_assert(offsetof(trvf_qgather_attrs, zero) == 8, "layout of trvf_qgather_attrs.zero");
+
+typedef struct trvf_qpool_attrs {
+  uint8_t nd;
+  uint8_t count_include_pad;
+  uint8_t adaptive;
+  uint8_t spare;
+  uint16_t kernel[3];
+  uint16_t stride[3];
+  uint16_t pad[3];
+  uint16_t dilation[3];
+  int32_t divisor;
+  int32_t x_zero;
+  int32_t y_zero;
+  int32_t multiplier;
+  int32_t shift;
+  int32_t lo;
+  int32_t hi;
+} trvf_qpool_attrs;
+_Static_assert(sizeof(trvf_qpool_attrs) == 56, "layout of trvf_qpool_attrs");
+_Static_assert(offsetof(trvf_qpool_attrs, nd) == 0, "layout of trvf_qpool_attrs.nd");
+_Static_assert(offsetof(trvf_qpool_attrs, count_include_pad) == 1, "layout of trvf_qpool_attrs.count_include_pad");
+_Static_assert(offsetof(trvf_qpool_attrs, adaptive) == 2, "layout of trvf_qpool_attrs.adaptive");
+_Static_assert(offsetof(trvf_qpool_attrs, spare) == 3, "layout of trvf_qpool_attrs.spare");
+_Static_assert(offsetof(trvf_qpool_attrs, kernel) == 4, "layout of trvf_qpool_attrs.kernel");
+_Static_assert(offsetof(trvf_qpool_attrs, stride) == 10, "layout of trvf_qpool_attrs.stride");
+_Static_assert(offsetof(trvf_qpool_attrs, pad) == 16, "layout of trvf_qpool_attrs.pad");
+_Static_assert(offsetof(trvf_qpool_attrs, dilation) == 22, "layout of trvf_qpool_attrs.dilation");
+_Static_assert(offsetof(trvf_qpool_attrs, divisor) == 28, "layout of trvf_qpool_attrs.divisor");
+_Static_assert(offsetof(trvf_qpool_attrs, x_zero) == 32, "layout of trvf_qpool_attrs.x_zero");
+_Static_assert(offsetof(trvf_qpool_attrs, y_zero) == 36, "layout of trvf_qpool_attrs.y_zero");
+_Static_assert(offsetof(trvf_qpool_attrs, multiplier) == 40, "layout of trvf_qpool_attrs.multiplier");
+_Static_assert(offsetof(trvf_qpool_attrs, shift) == 44, "layout of trvf_qpool_attrs.shift");
+_Static_assert(offsetof(trvf_qpool_attrs, lo) == 48, "layout of trvf_qpool_attrs.lo");
+_Static_assert(offsetof(trvf_qpool_attrs, hi) == 52, "layout of trvf_qpool_attrs.hi");
+
+typedef struct trvf_qreduce_attrs {
+  uint8_t kind;
+  uint8_t spare;
+  uint16_t axes;
+  int32_t x_zero;
+  int32_t y_zero;
+  int32_t multiplier;
+  int32_t shift;
+  int32_t lo;
+  int32_t hi;
+} trvf_qreduce_attrs;
+_Static_assert(sizeof(trvf_qreduce_attrs) == 28, "layout of trvf_qreduce_attrs");
+_Static_assert(offsetof(trvf_qreduce_attrs, kind) == 0, "layout of trvf_qreduce_attrs.kind");
+_Static_assert(offsetof(trvf_qreduce_attrs, spare) == 1, "layout of trvf_qreduce_attrs.spare");
+_Static_assert(offsetof(trvf_qreduce_attrs, axes) == 2, "layout of trvf_qreduce_attrs.axes");
+_Static_assert(offsetof(trvf_qreduce_attrs, x_zero) == 4, "layout of trvf_qreduce_attrs.x_zero");
+_Static_assert(offsetof(trvf_qreduce_attrs, y_zero) == 8, "layout of trvf_qreduce_attrs.y_zero");
+_Static_assert(offsetof(trvf_qreduce_attrs, multiplier) == 12, "layout of trvf_qreduce_attrs.multiplier");
+_Static_assert(offsetof(trvf_qreduce_attrs, shift) == 16, "layout of trvf_qreduce_attrs.shift");
+_Static_assert(offsetof(trvf_qreduce_attrs, lo) == 20, "layout of trvf_qreduce_attrs.lo");
+_Static_assert(offsetof(trvf_qreduce_attrs, hi) == 24, "layout of trvf_qreduce_attrs.hi");
+
+typedef struct trvf_qsoftmax_attrs {
+  uint8_t axis;
+  uint8_t spare0;
+  uint16_t spare1;
+  int32_t y_zero;
+  int32_t lo;
+  int32_t hi;
+} trvf_qsoftmax_attrs;
+_Static_assert(sizeof(trvf_qsoftmax_attrs) == 16, "layout of trvf_qsoftmax_attrs");
+_Static_assert(offsetof(trvf_qsoftmax_attrs, axis) == 0, "layout of trvf_qsoftmax_attrs.axis");
+_Static_assert(offsetof(trvf_qsoftmax_attrs, spare0) == 1, "layout of trvf_qsoftmax_attrs.spare0");
+_Static_assert(offsetof(trvf_qsoftmax_attrs, spare1) == 2, "layout of trvf_qsoftmax_attrs.spare1");
+_Static_assert(offsetof(trvf_qsoftmax_attrs, y_zero) == 4, "layout of trvf_qsoftmax_attrs.y_zero");
+_Static_assert(offsetof(trvf_qsoftmax_attrs, lo) == 8, "layout of trvf_qsoftmax_attrs.lo");
+_Static_assert(offsetof(trvf_qsoftmax_attrs, hi) == 12, "layout of trvf_qsoftmax_attrs.hi");
+
+typedef struct trvf_qnorm_attrs {
+  uint8_t kind;
+  uint8_t axes;
+  uint16_t spare0;
+  int32_t x_zero;
+  int32_t y_zero;
+  int32_t multiplier;
+  int32_t shift;
+  int32_t lo;
+  int32_t hi;
+  uint32_t spare1;
+  uint64_t eps;
+} trvf_qnorm_attrs;
+_Static_assert(sizeof(trvf_qnorm_attrs) == 40, "layout of trvf_qnorm_attrs");
+_Static_assert(offsetof(trvf_qnorm_attrs, kind) == 0, "layout of trvf_qnorm_attrs.kind");
+_Static_assert(offsetof(trvf_qnorm_attrs, axes) == 1, "layout of trvf_qnorm_attrs.axes");
+_Static_assert(offsetof(trvf_qnorm_attrs, spare0) == 2, "layout of trvf_qnorm_attrs.spare0");
+_Static_assert(offsetof(trvf_qnorm_attrs, x_zero) == 4, "layout of trvf_qnorm_attrs.x_zero");
+_Static_assert(offsetof(trvf_qnorm_attrs, y_zero) == 8, "layout of trvf_qnorm_attrs.y_zero");
+_Static_assert(offsetof(trvf_qnorm_attrs, multiplier) == 12, "layout of trvf_qnorm_attrs.multiplier");
+_Static_assert(offsetof(trvf_qnorm_attrs, shift) == 16, "layout of trvf_qnorm_attrs.shift");
+_Static_assert(offsetof(trvf_qnorm_attrs, lo) == 20, "layout of trvf_qnorm_attrs.lo");
+_Static_assert(offsetof(trvf_qnorm_attrs, hi) == 24, "layout of trvf_qnorm_attrs.hi");
+_Static_assert(offsetof(trvf_qnorm_attrs, spare1) == 28, "layout of trvf_qnorm_attrs.spare1");
+_Static_assert(offsetof(trvf_qnorm_attrs, eps) == 32, "layout of trvf_qnorm_attrs.eps");
+
+typedef struct trvf_qresize_attrs {
+  uint8_t nd;
+  uint8_t align_corners;
+  uint16_t spare;
+} trvf_qresize_attrs;
+_Static_assert(sizeof(trvf_qresize_attrs) == 4, "layout of trvf_qresize_attrs");
+_Static_assert(offsetof(trvf_qresize_attrs, nd) == 0, "layout of trvf_qresize_attrs.nd");
+_Static_assert(offsetof(trvf_qresize_attrs, align_corners) == 1, "layout of trvf_qresize_attrs.align_corners");
+_Static_assert(offsetof(trvf_qresize_attrs, spare) == 2, "layout of trvf_qresize_attrs.spare");
+
+typedef struct trvf_qrnn_attrs {
+  uint8_t kind;
+  uint8_t reverse;
+  uint8_t packed;
+  uint8_t spare;
+  int32_t x_zero;
+} trvf_qrnn_attrs;
+_Static_assert(sizeof(trvf_qrnn_attrs) == 8, "layout of trvf_qrnn_attrs");
+_Static_assert(offsetof(trvf_qrnn_attrs, kind) == 0, "layout of trvf_qrnn_attrs.kind");
+_Static_assert(offsetof(trvf_qrnn_attrs, reverse) == 1, "layout of trvf_qrnn_attrs.reverse");
+_Static_assert(offsetof(trvf_qrnn_attrs, packed) == 2, "layout of trvf_qrnn_attrs.packed");
+_Static_assert(offsetof(trvf_qrnn_attrs, spare) == 3, "layout of trvf_qrnn_attrs.spare");
+_Static_assert(offsetof(trvf_qrnn_attrs, x_zero) == 4, "layout of trvf_qrnn_attrs.x_zero");
+
 typedef struct trvf_dim {
   uint8_t op;
   uint8_t spare0;
@@ -588,6 +845,22 @@ _Static_assert(offsetof(trvf_step, a) == 4, "layout of trvf_step.a");
 _Static_assert(offsetof(trvf_step, b) == 8, "layout of trvf_step.b");
 _Static_assert(offsetof(trvf_step, time) == 12, "layout of trvf_step.time");
 
+typedef struct trvf_quant {
+  uint32_t value;
+  int32_t zero;
+  float scale;
+  uint8_t bits;
+  uint8_t spare0;
+  uint16_t spare1;
+} trvf_quant;
+_Static_assert(sizeof(trvf_quant) == 16, "layout of trvf_quant");
+_Static_assert(offsetof(trvf_quant, value) == 0, "layout of trvf_quant.value");
+_Static_assert(offsetof(trvf_quant, zero) == 4, "layout of trvf_quant.zero");
+_Static_assert(offsetof(trvf_quant, scale) == 8, "layout of trvf_quant.scale");
+_Static_assert(offsetof(trvf_quant, bits) == 12, "layout of trvf_quant.bits");
+_Static_assert(offsetof(trvf_quant, spare0) == 13, "layout of trvf_quant.spare0");
+_Static_assert(offsetof(trvf_quant, spare1) == 14, "layout of trvf_quant.spare1");
+
 typedef struct trvf_segment {
   uint64_t offset;
   uint64_t size;
@@ -669,6 +942,7 @@ _Static_assert(offsetof(trvf_command, time) == 16, "layout of trvf_command.time"
 #define TRVF_ENTRY_TIMES 26
 #define TRVF_ENTRY_LOWER_BOUND 28
 #define TRVF_ENTRY_SIGNATURE 30
+#define TRVF_ENTRY_QUANTS 32
 
 #define TRVF_PROGRAM_ABI 4
 #define TRVF_PROGRAM_MIN_ABI 6
@@ -704,6 +978,18 @@ _Static_assert(offsetof(trvf_command, time) == 16, "layout of trvf_command.time"
 #define TRVF_CPU_PART_GRID_SAMPLE 42
 #define TRVF_CPU_PART_NONZERO 44
 #define TRVF_CPU_PART_ITEM 46
+#define TRVF_CPU_PART_REQUANTIZE 48
+#define TRVF_CPU_PART_BINARY 50
+#define TRVF_CPU_PART_LOOKUP 52
+#define TRVF_CPU_PART_QCONV 54
+#define TRVF_CPU_PART_QMATMUL 56
+#define TRVF_CPU_PART_QGATHER 58
+#define TRVF_CPU_PART_QPOOL 60
+#define TRVF_CPU_PART_QREDUCE 62
+#define TRVF_CPU_PART_QSOFTMAX 64
+#define TRVF_CPU_PART_QNORM 66
+#define TRVF_CPU_PART_QRESIZE 68
+#define TRVF_CPU_PART_QRNN 70
 
 #define TRVF_DEBUG_ENTRY_VALUE_NAMES 4
 #define TRVF_DEBUG_ENTRY_TIMES 6
@@ -714,5 +1000,6 @@ _Static_assert(offsetof(trvf_command, time) == 16, "layout of trvf_command.time"
 #define TRVF_DEBUG_TIME_PLACEMENT 10
 
 #define TRVF_DEBUG_ENTRIES 4
+#define TRVF_DEBUG_QUANTIZATION 6
 
 #endif

@@ -162,6 +162,7 @@ size_t trvk_pack_bytes(uint32_t op, const void *attrs, uint32_t dtype, uint32_t 
 void trvk_pack(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank, const int64_t *shape,
                const int64_t *strides, const void *src, void *dst);
 size_t trvk_rnn_tmp_bytes(const void *attrs, uint32_t dtype, int64_t n, int64_t in, int64_t hidden, int64_t proj);
+size_t trvk_qrnn_tmp_bytes(const void *attrs, int64_t n, int64_t in, int64_t hidden);
 trv_status trvk_run(uint32_t op, const char *isa, const trv_tensor *args, uint32_t n_in, uint32_t n_out, uint32_t n_tmp,
                     const void *attrs, const trvf_map_instr *code, uint32_t code_count, trv_dim *dims,
                     const trvf_dim *dim_table, uint32_t dim_count, uint32_t tiles, trv_diag *diag);
@@ -354,6 +355,11 @@ def pack(op: int, attrs: Any, weight: Any) -> np.ndarray[Any, np.dtype[np.uint8]
 def rnn_tmp_bytes(attrs: Any, dtype: int, batch: int, inputs: int, hidden: int, proj: int = 0) -> int:
     """Scratch bytes of an rnn command. proj: size of the projection, 0 without."""
     return int(library().lib.trvk_rnn_tmp_bytes(_bytes(attrs), dtype, batch, inputs, hidden, proj))
+
+
+def qrnn_tmp_bytes(attrs: Any, batch: int, inputs: int, hidden: int) -> int:
+    """Scratch bytes of a qrnn command."""
+    return int(library().lib.trvk_qrnn_tmp_bytes(_bytes(attrs), batch, inputs, hidden))
 
 
 def run_op(

@@ -239,7 +239,7 @@ def test_hostile_parts() -> None:
     refused(two_adds(), native.FORMAT, "damaged", data=b"")
     refused(two_adds(), native.FORMAT, "damaged", data=b"\0" * 64)
     for field, value, status, text in (
-        ("op", 19, native.VERSION, "unknown operator"), ("op", 65535, native.VERSION, "unknown operator"),
+        ("op", len(Op), native.VERSION, "unknown operator"), ("op", 65535, native.VERSION, "unknown operator"),
         ("attrs", 2, native.FORMAT, "attributes"), ("args", 5, native.FORMAT, "arguments"),
         ("args", NONE, native.FORMAT, "arguments"), ("n_in", 255, native.FORMAT, "arguments"),
         ("n_out", 0, native.FORMAT, "outputs"), ("n_tmp", 1, native.FORMAT, ""),

@@ -559,7 +559,295 @@ class CpuPart(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(46))
         return o == 0
 
-def CpuPartStart(builder): builder.StartObject(22)
+    # CpuPart
+    def Requantize_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 28
+            from trivet.fbs.RequantizeAttrs import RequantizeAttrs
+            obj = RequantizeAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Requantize_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Requantize_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(48))
+        return o == 0
+
+    # CpuPart
+    def Binary_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(50))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 36
+            from trivet.fbs.BinaryAttrs import BinaryAttrs
+            obj = BinaryAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Binary_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(50))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Binary_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(50))
+        return o == 0
+
+    # CpuPart
+    def Lookup_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(52))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            from trivet.fbs.LookupAttrs import LookupAttrs
+            obj = LookupAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Lookup_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(52))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Lookup_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(52))
+        return o == 0
+
+    # CpuPart
+    def Qconv_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 48
+            from trivet.fbs.QconvAttrs import QconvAttrs
+            obj = QconvAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qconv_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qconv_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(54))
+        return o == 0
+
+    # CpuPart
+    def Qmatmul_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(56))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 28
+            from trivet.fbs.QmatmulAttrs import QmatmulAttrs
+            obj = QmatmulAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qmatmul_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(56))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qmatmul_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(56))
+        return o == 0
+
+    # CpuPart
+    def Qgather_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(58))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 12
+            from trivet.fbs.QgatherAttrs import QgatherAttrs
+            obj = QgatherAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qgather_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(58))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qgather_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(58))
+        return o == 0
+
+    # CpuPart
+    def Qpool_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(60))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 56
+            from trivet.fbs.QpoolAttrs import QpoolAttrs
+            obj = QpoolAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qpool_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(60))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qpool_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(60))
+        return o == 0
+
+    # CpuPart
+    def Qreduce_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(62))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 28
+            from trivet.fbs.QreduceAttrs import QreduceAttrs
+            obj = QreduceAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qreduce_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(62))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qreduce_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(62))
+        return o == 0
+
+    # CpuPart
+    def Qsoftmax_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(64))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 16
+            from trivet.fbs.QsoftmaxAttrs import QsoftmaxAttrs
+            obj = QsoftmaxAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qsoftmax_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(64))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qsoftmax_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(64))
+        return o == 0
+
+    # CpuPart
+    def Qnorm_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(66))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 40
+            from trivet.fbs.QnormAttrs import QnormAttrs
+            obj = QnormAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qnorm_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(66))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qnorm_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(66))
+        return o == 0
+
+    # CpuPart
+    def Qresize_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(68))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            from trivet.fbs.QresizeAttrs import QresizeAttrs
+            obj = QresizeAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qresize_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(68))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qresize_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(68))
+        return o == 0
+
+    # CpuPart
+    def Qrnn_(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(70))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 8
+            from trivet.fbs.QrnnAttrs import QrnnAttrs
+            obj = QrnnAttrs()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # CpuPart
+    def Qrnn_Length(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(70))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # CpuPart
+    def Qrnn_IsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(70))
+        return o == 0
+
+def CpuPartStart(builder): builder.StartObject(34)
 def Start(builder):
     return CpuPartStart(builder)
 def CpuPartAddCommands(builder, commands): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(commands), 0)
@@ -694,6 +982,78 @@ def AddItem_(builder, item_):
 def CpuPartStartItem_Vector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def StartItem_Vector(builder, numElems):
     return CpuPartStartItem_Vector(builder, numElems)
+def CpuPartAddRequantize_(builder, requantize_): builder.PrependUOffsetTRelativeSlot(22, flatbuffers.number_types.UOffsetTFlags.py_type(requantize_), 0)
+def AddRequantize_(builder, requantize_):
+    return CpuPartAddRequantize_(builder, requantize_)
+def CpuPartStartRequantize_Vector(builder, numElems): return builder.StartVector(28, numElems, 4)
+def StartRequantize_Vector(builder, numElems):
+    return CpuPartStartRequantize_Vector(builder, numElems)
+def CpuPartAddBinary_(builder, binary_): builder.PrependUOffsetTRelativeSlot(23, flatbuffers.number_types.UOffsetTFlags.py_type(binary_), 0)
+def AddBinary_(builder, binary_):
+    return CpuPartAddBinary_(builder, binary_)
+def CpuPartStartBinary_Vector(builder, numElems): return builder.StartVector(36, numElems, 4)
+def StartBinary_Vector(builder, numElems):
+    return CpuPartStartBinary_Vector(builder, numElems)
+def CpuPartAddLookup_(builder, lookup_): builder.PrependUOffsetTRelativeSlot(24, flatbuffers.number_types.UOffsetTFlags.py_type(lookup_), 0)
+def AddLookup_(builder, lookup_):
+    return CpuPartAddLookup_(builder, lookup_)
+def CpuPartStartLookup_Vector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def StartLookup_Vector(builder, numElems):
+    return CpuPartStartLookup_Vector(builder, numElems)
+def CpuPartAddQconv_(builder, qconv_): builder.PrependUOffsetTRelativeSlot(25, flatbuffers.number_types.UOffsetTFlags.py_type(qconv_), 0)
+def AddQconv_(builder, qconv_):
+    return CpuPartAddQconv_(builder, qconv_)
+def CpuPartStartQconv_Vector(builder, numElems): return builder.StartVector(48, numElems, 4)
+def StartQconv_Vector(builder, numElems):
+    return CpuPartStartQconv_Vector(builder, numElems)
+def CpuPartAddQmatmul_(builder, qmatmul_): builder.PrependUOffsetTRelativeSlot(26, flatbuffers.number_types.UOffsetTFlags.py_type(qmatmul_), 0)
+def AddQmatmul_(builder, qmatmul_):
+    return CpuPartAddQmatmul_(builder, qmatmul_)
+def CpuPartStartQmatmul_Vector(builder, numElems): return builder.StartVector(28, numElems, 4)
+def StartQmatmul_Vector(builder, numElems):
+    return CpuPartStartQmatmul_Vector(builder, numElems)
+def CpuPartAddQgather_(builder, qgather_): builder.PrependUOffsetTRelativeSlot(27, flatbuffers.number_types.UOffsetTFlags.py_type(qgather_), 0)
+def AddQgather_(builder, qgather_):
+    return CpuPartAddQgather_(builder, qgather_)
+def CpuPartStartQgather_Vector(builder, numElems): return builder.StartVector(12, numElems, 4)
+def StartQgather_Vector(builder, numElems):
+    return CpuPartStartQgather_Vector(builder, numElems)
+def CpuPartAddQpool_(builder, qpool_): builder.PrependUOffsetTRelativeSlot(28, flatbuffers.number_types.UOffsetTFlags.py_type(qpool_), 0)
+def AddQpool_(builder, qpool_):
+    return CpuPartAddQpool_(builder, qpool_)
+def CpuPartStartQpool_Vector(builder, numElems): return builder.StartVector(56, numElems, 4)
+def StartQpool_Vector(builder, numElems):
+    return CpuPartStartQpool_Vector(builder, numElems)
+def CpuPartAddQreduce_(builder, qreduce_): builder.PrependUOffsetTRelativeSlot(29, flatbuffers.number_types.UOffsetTFlags.py_type(qreduce_), 0)
+def AddQreduce_(builder, qreduce_):
+    return CpuPartAddQreduce_(builder, qreduce_)
+def CpuPartStartQreduce_Vector(builder, numElems): return builder.StartVector(28, numElems, 4)
+def StartQreduce_Vector(builder, numElems):
+    return CpuPartStartQreduce_Vector(builder, numElems)
+def CpuPartAddQsoftmax_(builder, qsoftmax_): builder.PrependUOffsetTRelativeSlot(30, flatbuffers.number_types.UOffsetTFlags.py_type(qsoftmax_), 0)
+def AddQsoftmax_(builder, qsoftmax_):
+    return CpuPartAddQsoftmax_(builder, qsoftmax_)
+def CpuPartStartQsoftmax_Vector(builder, numElems): return builder.StartVector(16, numElems, 4)
+def StartQsoftmax_Vector(builder, numElems):
+    return CpuPartStartQsoftmax_Vector(builder, numElems)
+def CpuPartAddQnorm_(builder, qnorm_): builder.PrependUOffsetTRelativeSlot(31, flatbuffers.number_types.UOffsetTFlags.py_type(qnorm_), 0)
+def AddQnorm_(builder, qnorm_):
+    return CpuPartAddQnorm_(builder, qnorm_)
+def CpuPartStartQnorm_Vector(builder, numElems): return builder.StartVector(40, numElems, 8)
+def StartQnorm_Vector(builder, numElems):
+    return CpuPartStartQnorm_Vector(builder, numElems)
+def CpuPartAddQresize_(builder, qresize_): builder.PrependUOffsetTRelativeSlot(32, flatbuffers.number_types.UOffsetTFlags.py_type(qresize_), 0)
+def AddQresize_(builder, qresize_):
+    return CpuPartAddQresize_(builder, qresize_)
+def CpuPartStartQresize_Vector(builder, numElems): return builder.StartVector(4, numElems, 2)
+def StartQresize_Vector(builder, numElems):
+    return CpuPartStartQresize_Vector(builder, numElems)
+def CpuPartAddQrnn_(builder, qrnn_): builder.PrependUOffsetTRelativeSlot(33, flatbuffers.number_types.UOffsetTFlags.py_type(qrnn_), 0)
+def AddQrnn_(builder, qrnn_):
+    return CpuPartAddQrnn_(builder, qrnn_)
+def CpuPartStartQrnn_Vector(builder, numElems): return builder.StartVector(8, numElems, 4)
+def StartQrnn_Vector(builder, numElems):
+    return CpuPartStartQrnn_Vector(builder, numElems)
 def CpuPartEnd(builder): return builder.EndObject()
 def End(builder):
     return CpuPartEnd(builder)

@@ -53,7 +53,14 @@ class Debug(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(4))
         return o == 0
 
-def DebugStart(builder): builder.StartObject(1)
+    # Debug
+    def Quantization(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(6))
+        if o != 0:
+            return self._tab.String(o + self._tab.Pos)
+        return None
+
+def DebugStart(builder): builder.StartObject(2)
 def Start(builder):
     return DebugStart(builder)
 def DebugAddEntries(builder, entries): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(entries), 0)
@@ -62,6 +69,9 @@ def AddEntries(builder, entries):
 def DebugStartEntriesVector(builder, numElems): return builder.StartVector(4, numElems, 4)
 def StartEntriesVector(builder, numElems):
     return DebugStartEntriesVector(builder, numElems)
+def DebugAddQuantization(builder, quantization): builder.PrependUOffsetTRelativeSlot(1, flatbuffers.number_types.UOffsetTFlags.py_type(quantization), 0)
+def AddQuantization(builder, quantization):
+    return DebugAddQuantization(builder, quantization)
 def DebugEnd(builder): return builder.EndObject()
 def End(builder):
     return DebugEnd(builder)

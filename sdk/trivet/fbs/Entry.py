@@ -295,7 +295,31 @@ class Entry(object):
             return self._tab.String(o + self._tab.Pos)
         return None
 
-def EntryStart(builder): builder.StartObject(14)
+    # Entry
+    def Quants(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 16
+            from trivet.fbs.Quant import Quant
+            obj = Quant()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Entry
+    def QuantsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Entry
+    def QuantsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
+        return o == 0
+
+def EntryStart(builder): builder.StartObject(15)
 def Start(builder):
     return EntryStart(builder)
 def EntryAddName(builder, name): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
@@ -370,6 +394,12 @@ def AddLowerBound(builder, lowerBound):
 def EntryAddSignature(builder, signature): builder.PrependUOffsetTRelativeSlot(13, flatbuffers.number_types.UOffsetTFlags.py_type(signature), 0)
 def AddSignature(builder, signature):
     return EntryAddSignature(builder, signature)
+def EntryAddQuants(builder, quants): builder.PrependUOffsetTRelativeSlot(14, flatbuffers.number_types.UOffsetTFlags.py_type(quants), 0)
+def AddQuants(builder, quants):
+    return EntryAddQuants(builder, quants)
+def EntryStartQuantsVector(builder, numElems): return builder.StartVector(16, numElems, 4)
+def StartQuantsVector(builder, numElems):
+    return EntryStartQuantsVector(builder, numElems)
 def EntryEnd(builder): return builder.EndObject()
 def End(builder):
     return EntryEnd(builder)

@@ -39,6 +39,18 @@ class Op(IntEnum):
     grid_sample = 16
     nonzero = 17
     item = 18
+    requantize = 19
+    binary = 20
+    lookup = 21
+    qconv = 22
+    qmatmul = 23
+    qgather = 24
+    qpool = 25
+    qreduce = 26
+    qsoftmax = 27
+    qnorm = 28
+    qresize = 29
+    qrnn = 30
 
 
 class MapOp(IntEnum):
@@ -211,6 +223,12 @@ class GridPad(IntEnum):
     reflection = 2
 
 
+class BinaryKind(IntEnum):
+    add = 0
+    sub = 1
+    mul = 2
+
+
 class DimOp(IntEnum):
     const_ = 0
     input = 1
@@ -280,6 +298,30 @@ STRUCTS: dict[str, np.dtype[np.void]] = {
         "offsets": [0], "itemsize": 4}),
     "ItemAttrs": np.dtype({"names": ['dim'], "formats": ['<u4'],
         "offsets": [0], "itemsize": 4}),
+    "RequantizeAttrs": np.dtype({"names": ['x_zero', 'y_zero', 'multiplier', 'shift', 'scale', 'lo', 'hi'], "formats": ['<i4', '<i4', '<i4', '<i4', '<f4', '<i4', '<i4'],
+        "offsets": [0, 4, 8, 12, 16, 20, 24], "itemsize": 28}),
+    "BinaryAttrs": np.dtype({"names": ['kind', 'spare0', 'spare1', 'a_zero', 'b_zero', 'y_zero', 'a_multiplier', 'b_multiplier', 'shift', 'lo', 'hi'], "formats": ['u1', 'u1', '<u2', '<i4', '<i4', '<i4', '<i4', '<i4', '<i4', '<i4', '<i4'],
+        "offsets": [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32], "itemsize": 36}),
+    "LookupAttrs": np.dtype({"names": ['spare'], "formats": ['<u4'],
+        "offsets": [0], "itemsize": 4}),
+    "QconvAttrs": np.dtype({"names": ['nd', 'transposed', 'packed', 'act', 'groups', 'stride', 'pad', 'dilation', 'kernel', 'x_zero', 'y_zero', 'lo', 'hi'], "formats": ['u1', 'u1', 'u1', 'u1', '<u4', '(3,)<u2', '(3,)<i2', '(3,)<u2', '(3,)<u2', '<i4', '<i4', '<f4', '<f4'],
+        "offsets": [0, 1, 2, 3, 4, 8, 14, 20, 26, 32, 36, 40, 44], "itemsize": 48}),
+    "QmatmulAttrs": np.dtype({"names": ['packed', 'bits', 'act', 'dynamic', 'group', 'a_zero', 'b_zero', 'y_zero', 'lo', 'hi'], "formats": ['u1', 'u1', 'u1', 'u1', '<u4', '<i4', '<i4', '<i4', '<f4', '<f4'],
+        "offsets": [0, 1, 2, 3, 4, 8, 12, 16, 20, 24], "itemsize": 28}),
+    "QgatherAttrs": np.dtype({"names": ['packed', 'bits', 'spare', 'group', 'zero'], "formats": ['u1', 'u1', '<u2', '<u4', '<i4'],
+        "offsets": [0, 1, 2, 4, 8], "itemsize": 12}),
+    "QpoolAttrs": np.dtype({"names": ['nd', 'count_include_pad', 'adaptive', 'spare', 'kernel', 'stride', 'pad', 'dilation', 'divisor', 'x_zero', 'y_zero', 'multiplier', 'shift', 'lo', 'hi'], "formats": ['u1', 'u1', 'u1', 'u1', '(3,)<u2', '(3,)<u2', '(3,)<u2', '(3,)<u2', '<i4', '<i4', '<i4', '<i4', '<i4', '<i4', '<i4'],
+        "offsets": [0, 1, 2, 3, 4, 10, 16, 22, 28, 32, 36, 40, 44, 48, 52], "itemsize": 56}),
+    "QreduceAttrs": np.dtype({"names": ['kind', 'spare', 'axes', 'x_zero', 'y_zero', 'multiplier', 'shift', 'lo', 'hi'], "formats": ['u1', 'u1', '<u2', '<i4', '<i4', '<i4', '<i4', '<i4', '<i4'],
+        "offsets": [0, 1, 2, 4, 8, 12, 16, 20, 24], "itemsize": 28}),
+    "QsoftmaxAttrs": np.dtype({"names": ['axis', 'spare0', 'spare1', 'y_zero', 'lo', 'hi'], "formats": ['u1', 'u1', '<u2', '<i4', '<i4', '<i4'],
+        "offsets": [0, 1, 2, 4, 8, 12], "itemsize": 16}),
+    "QnormAttrs": np.dtype({"names": ['kind', 'axes', 'spare0', 'x_zero', 'y_zero', 'multiplier', 'shift', 'lo', 'hi', 'spare1', 'eps'], "formats": ['u1', 'u1', '<u2', '<i4', '<i4', '<i4', '<i4', '<i4', '<i4', '<u4', '<u8'],
+        "offsets": [0, 1, 2, 4, 8, 12, 16, 20, 24, 28, 32], "itemsize": 40}),
+    "QresizeAttrs": np.dtype({"names": ['nd', 'align_corners', 'spare'], "formats": ['u1', 'u1', '<u2'],
+        "offsets": [0, 1, 2], "itemsize": 4}),
+    "QrnnAttrs": np.dtype({"names": ['kind', 'reverse', 'packed', 'spare', 'x_zero'], "formats": ['u1', 'u1', 'u1', 'u1', '<i4'],
+        "offsets": [0, 1, 2, 3, 4], "itemsize": 8}),
     "Dim": np.dtype({"names": ['op', 'spare0', 'spare1', 'a', 'b', 'spare2', 'min', 'max'], "formats": ['u1', 'u1', '<u2', '<u4', '<u4', '<u4', '<i8', '<i8'],
         "offsets": [0, 1, 2, 4, 8, 12, 16, 24], "itemsize": 32}),
     "Region": np.dtype({"names": ['kind', 'memory', 'id', 'align', 'segment', 'slot', 'size', 'home', 'spare', 'home_offset'], "formats": ['u1', 'u1', '<u2', '<u4', '<i4', '<u4', '<u8', '<u4', '<u4', '<u8'],
@@ -290,6 +332,8 @@ STRUCTS: dict[str, np.dtype[np.void]] = {
         "offsets": [0, 4, 5, 6, 8, 16, 20, 36, 52], "itemsize": 56}),
     "Step": np.dtype({"names": ['kind', 'flags', 'count', 'a', 'b', 'time'], "formats": ['u1', 'u1', '<u2', '<u4', '<u4', '<u4'],
         "offsets": [0, 1, 2, 4, 8, 12], "itemsize": 16}),
+    "Quant": np.dtype({"names": ['value', 'zero', 'scale', 'bits', 'spare0', 'spare1'], "formats": ['<u4', '<i4', '<f4', 'u1', 'u1', '<u2'],
+        "offsets": [0, 4, 8, 12, 13, 14], "itemsize": 16}),
     "Segment": np.dtype({"names": ['offset', 'size', 'crc', 'align', 'file', 'flags', 'spare'], "formats": ['<u8', '<u8', '<u4', '<u4', '<u2', '<u2', '<u4'],
         "offsets": [0, 8, 16, 20, 24, 26, 28], "itemsize": 32}),
     "Head": np.dtype({"names": ['size', 'crc', 'spare'], "formats": ['<u8', '<u4', '<u4'],
