@@ -18,22 +18,37 @@ from trivet.error import Error
 if TYPE_CHECKING:
     from trivet.api import capture, check, export, load, lower
     from trivet.program import Program
+    from trivet.quantize.recipe import Recipe
     from trivet.runtime import Net, Snapshot
 
 __version__ = "0.1.0"
 
-__all__ = ["Error", "Net", "Program", "Snapshot", "__version__", "capture", "check", "export", "load", "lower"]
+__all__ = [
+    "Error",
+    "Net",
+    "Program",
+    "Recipe",
+    "Snapshot",
+    "__version__",
+    "capture",
+    "check",
+    "export",
+    "load",
+    "lower",
+]
 
 _HOMES = {"capture": "api", "check": "api", "export": "api", "load": "api", "lower": "api",
-          "Program": "program", "Net": "runtime", "Snapshot": "runtime"}  # fmt: skip
+          "Program": "program", "Recipe": "quantize.recipe", "Net": "runtime", "Snapshot": "runtime"}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    if name in ("gguf", "quantize"):
+        return import_module(f"trivet.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'trivet' has no attribute {name!r}")
-    from importlib import import_module
-
     value = getattr(import_module(f"trivet.{home}"), name)
     globals()[name] = value
     return value

@@ -1,9 +1,10 @@
-"""What users call: export = capture -> lower, check, load. Each stage's value can be printed."""
+"""What users call: export = quantize -> capture -> lower, check, load. Each stage's value can be printed."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from trivet.importer import Problem
     from trivet.ir.graph import Module
     from trivet.program import Program
+    from trivet.quantize.recipe import Recipe
+    from trivet.quantize.stage import Quantized
 
 __all__ = ["Check", "capture", "check", "export", "load", "lower"]
 
@@ -25,6 +28,10 @@ def export(
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
+    quantize: str | Recipe | None = None,
+    calibrate: Any = None,
+    metric: Callable[[Any], Any] | None = None,
+    max_drop: float = 0.01,
     target: str = "cpu",
     name: str = "",
     memories: Mapping[str, int] | None = None,
@@ -40,6 +47,14 @@ def export(
         args: example positional arguments, a tuple. Only their types and sizes matter.
         kwargs: example keyword arguments.
         dynamic_shapes: as for torch.export.export; for several entries {name: dynamic_shapes}.
+        quantize: None: as the model is. "w8a8", "w8a8-dynamic", "w8a16", "w8", "w4g32" (any group), "w4g32a8", "f16", "bf16", or a
+            trivet.Recipe. Program.quantization tells what every layer became.
+        calibrate: for recipes with stored activations: an iterable of argument tuples, of (args, kwargs), or of tensors for a model of
+            one argument; for several entries {name: iterable}. A few dozen typical ones.
+        metric: function of a net, which it calls as the model is called (several entries: net.encode(x); net.reset()); gives a
+            number, higher is better. It runs on the float model and on the program.
+        max_drop: what the metric may lose, in its own units. The layers that hurt most are kept in higher precision until that
+            holds.
         target: delegates in order of preference, e.g. "cpu".
         name: of the program, for people; default: the class of the model.
         memories: budgets in bytes of the device's memories, fastest first: {"dtcm": 65536, "sram": 524288}; 0: as much as
@@ -52,10 +67,30 @@ def export(
         The program: print it, save(path) it, load() it.
 
     Raises:
-        Error: naming every operation that cannot be exported, with module path, source line and remedy.
+        Error: naming every operation that cannot be exported, with module path, source line and remedy; the layers that lose most
+            when max_drop cannot be held.
     """
-    module = capture(model, args, kwargs, dynamic_shapes=dynamic_shapes, name=name)
-    return lower(module, target=target, memories=memories, debug=debug, dump_after=dump_after, skip=skip)
+    from trivet import frontend
+
+    entries, shapes = _entries(model, args, kwargs, dynamic_shapes)
+    title = name or _name(model)
+    trained = any(type(e[0]).__module__ == "trivet.quantize.qat" for e in entries.values())
+
+    def finish(entries: Any, shapes: Any, recipe: Recipe | None, quantised: Sequence[Quantized]) -> Program:
+        module = frontend.capture(entries, shapes, name=title)
+        return lower(module, quantize=recipe, quantized=quantised, target=target, memories=memories, debug=debug,
+                     dump_after=dump_after, skip=skip)  # fmt: skip
+
+    if quantize is None and not trained:
+        for what, given in (("calibrate", calibrate), ("metric", metric)):
+            if given is not None:
+                raise Error(f"{what} goes with quantize", remedy="for example quantize='w8a8'")
+        return finish(entries, shapes, None, ())
+    from trivet.quantize.flow import Work, export_quantised
+    from trivet.quantize.recipe import recipe
+
+    work = Work(entries, shapes, None if quantize is None else recipe(quantize), calibrate, target, finish)
+    return export_quantised(work, metric, max_drop)
 
 
 def capture(
@@ -66,7 +101,7 @@ def capture(
     dynamic_shapes: Any = None,
     name: str = "",
 ) -> Module:
-    """First stage: the model as IR, nothing optimised yet. print() shows its text form. Arguments as of export."""
+    """The model as IR, nothing optimised yet. print() shows its text form. Arguments as of export."""
     from trivet import frontend
 
     entries, shapes = _entries(model, args, kwargs, dynamic_shapes)
@@ -76,21 +111,40 @@ def capture(
 def lower(
     module: Module,
     *,
+    quantize: str | Recipe | None = None,
+    quantized: Iterable[Quantized] = (),
     target: str = "cpu",
     memories: Mapping[str, int] | None = None,
     debug: bool = True,
     dump_after: Iterable[str] | str = (),
     skip: Iterable[str] | str = (),
 ) -> Program:
-    """Second stage: runs the passes on a captured module (in place) and emits the program. Arguments as of export."""
+    """Last stage: runs the passes on a captured module (in place) and emits the program. Arguments as of export, and
+
+    Args:
+        quantize: the recipe that the module was quantised by; "f16" and "bf16" are done here.
+        quantized: what trivet.quantize.quantize returned for the module's entries, for the report.
+    """
     from trivet import emit, pipeline
     from trivet.targets.base import Memory, find
 
     budgets = tuple(Memory(n, i, b) for i, (n, b) in enumerate((memories or {}).items()))
     options = pipeline.Options(dump_after=_names(dump_after), skip=_names(skip), memories=budgets)
+    recipe = None
+    if quantize is not None:
+        from trivet.quantize.recipe import recipe as read
+
+        recipe = read(quantize)
+        options.quantize_io, options.half = recipe.quantize_io, recipe if recipe.half else None
     context = pipeline.Context(find(target), options)
     pipeline.run_passes(module, context)
-    return emit.emit(module, context, debug=debug)
+    text = ""
+    if recipe is not None or context.report.quant:
+        from trivet.quantize.flow import conclude
+
+        report = conclude(module, context, list(quantized), recipe)
+        text = json.dumps(report.to_json(), separators=(",", ":")) if report is not None else ""
+    return emit.emit(module, context, debug=debug, quantization=text)
 
 
 @dataclass(frozen=True, slots=True)

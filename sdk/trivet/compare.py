@@ -4,20 +4,26 @@ The model runs operator by operator (its exported graph, interpreted by torch), 
 What a command wrote is matched with the value of an operator: first by name, then by content, since fusion and folding
 make commands that stand for several operators. A command's value without counterpart is harmless when something correct
 was computed from it; the first one for which that is not so is where the program leaves the model.
+
+Programs with quantised values are judged by the signal-to-noise ratio (SQNR, dB) of the dequantised values; their commands are
+matched by place in the model first, since rounding leaves less of a content to recognise.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from trivet.bench import find_entry
 from trivet.error import Error
-from trivet.reader import EntryView, Place
+from trivet.fbs.structs import Op
+from trivet.ir.graph import Loc
+from trivet.quantize.report import CEILING, decibel
+from trivet.reader import EntryView, FileView, Place
 from trivet.runtime import Net, load
 from trivet.taps import Tap, file_view, run_tapped
 
@@ -35,6 +41,7 @@ class Layer:
         twin: the model's operator that it was compared with, "" when there is none.
         error: largest difference over the twin's largest magnitude; nan without twin.
         harmless: within tolerance, or something correct was computed from it.
+        sqnr: dB against the twin; nan without twin.
     """
 
     time: int
@@ -44,20 +51,31 @@ class Layer:
     twin: str
     error: float
     harmless: bool
+    sqnr: float = float("nan")
 
 
 @dataclass(slots=True)
 class Comparison:
-    """What compare() found. outputs: the error of each result tensor; first: where the program leaves the model."""
+    """What compare() found.
+
+    Attributes:
+        outputs, sqnrs: relative error and dB of each result tensor.
+        first: where the program leaves the model.
+        min_sqnr: what every result and layer must reach in dB; None: the tolerance counts.
+    """
 
     entry: str
     tolerance: float
     outputs: list[float]
     layers: list[Layer]
     first: Layer | None
+    sqnrs: list[float] = field(default_factory=list)
+    min_sqnr: float | None = None
 
     @property
     def ok(self) -> bool:
+        if self.min_sqnr is not None:
+            return all(x >= self.min_sqnr for x in self.sqnrs)
         return all(e <= self.tolerance for e in self.outputs)
 
     def __bool__(self) -> bool:
@@ -65,11 +83,16 @@ class Comparison:
 
     def __str__(self) -> str:
         worst = max(self.outputs, default=0.0)
-        lines = [f"entry {self.entry}: largest relative error of {len(self.outputs)} results {worst:.3g}, "
-                 f"tolerance {self.tolerance:g}: {'ok' if self.ok else 'beyond'}"]  # fmt: skip
+        if self.min_sqnr is not None:
+            lines = [f"entry {self.entry}, quantised: {len(self.outputs)} results at {min(self.sqnrs, default=CEILING):.1f} dB or more, "
+                     f"{self.min_sqnr:g} dB wanted: {'ok' if self.ok else 'below'}"]  # fmt: skip
+        else:
+            lines = [f"entry {self.entry}: largest relative error of {len(self.outputs)} results {worst:.3g}, "
+                     f"tolerance {self.tolerance:g}: {'ok' if self.ok else 'beyond'}"]  # fmt: skip
         if self.first is not None:
             f = self.first
-            how = f"error {f.error:.3g} against {f.twin}" if f.twin else "nothing like it in the model"
+            much = f"{f.sqnr:.1f} dB" if self.min_sqnr is not None else f"error {f.error:.3g}"
+            how = f"{much} against {f.twin}" if f.twin else "nothing like it in the model"
             lines.append(f"first layer beyond tolerance: {f.place.brief or f.value} at {f.place.where or 'time ' + str(f.time)}"
                          f" ({f.value} {list(f.shape)}): {how}")  # fmt: skip
         return "\n".join(lines)
@@ -82,9 +105,11 @@ class Comparison:
         def layer(x: Layer) -> dict[str, Any]:
             return {"time": x.time, "op": x.place.op, "module": x.place.module, "source": x.place.source,
                     "value": x.value, "shape": list(x.shape), "twin": x.twin,
-                    "error": None if x.error != x.error else x.error, "harmless": x.harmless}  # fmt: skip
+                    "error": None if x.error != x.error else x.error, "sqnr": None if x.sqnr != x.sqnr else x.sqnr,
+                    "harmless": x.harmless}  # fmt: skip
 
         return {"entry": self.entry, "ok": self.ok, "tolerance": self.tolerance, "outputs": self.outputs,
+                "sqnrs": self.sqnrs, "min_sqnr": self.min_sqnr,
                 "first": None if self.first is None else layer(self.first),
                 "layers": [layer(x) for x in self.layers]}  # fmt: skip
 
@@ -98,6 +123,7 @@ def compare(
     entry: str = "",
     dynamic_shapes: Any = None,
     tolerance: float = 1e-4,
+    min_sqnr: float = 20.0,
     threads: int = 0,
     layers: bool = True,
 ) -> Comparison:
@@ -111,6 +137,7 @@ def compare(
         entry: of the program; "" is `forward` or the only one.
         dynamic_shapes: for the export.
         tolerance: largest relative error that is fine.
+        min_sqnr: for quantised programs, in place of tolerance: least SQNR in dB that is fine.
         threads: as for load.
         layers: look into the layers too; else only the results.
 
@@ -136,53 +163,70 @@ def compare(
     got = method.info.signature.unflatten_outputs(
         [_number(results[i], i in method._numbers) for i in range(len(results))]
     )
-    errors = [relative_error(_array(w), _array(g))
-              for w, g in zip(pytree.tree_leaves(wanted), pytree.tree_leaves(got), strict=True)
-              if isinstance(w, (torch.Tensor, int, float))]  # fmt: skip
-    found: list[Layer] = []
-    first = None
+    pairs = [(_array(w), _array(g))
+             for w, g in zip(pytree.tree_leaves(wanted), pytree.tree_leaves(got), strict=True)
+             if isinstance(w, (torch.Tensor, int, float))]  # fmt: skip
+    view = file_view(method)
+    plan = view.entry(method.name)
+    result = Comparison(method.name, tolerance, [relative_error(w, g) for w, g in pairs], [], None,
+                        [sqnr(w, g) for w, g in pairs], min_sqnr if _quantised(view) else None)  # fmt: skip
     if layers:
-        reference = trace(model, args, kwargs, dynamic_shapes)
-        plan = file_view(method).entry(method.name)
-        found = match(taps, reference, plan, tolerance)
-        if not all(e <= tolerance for e in errors):
-            first = _first(found, tolerance)
-    return Comparison(method.name, tolerance, errors, found, first)
+        result.layers = match(taps, trace(model, args, kwargs, dynamic_shapes), plan, tolerance, result.min_sqnr)
+        if not result.ok:
+            result.first = _first(result.layers)
+    return result
 
 
-def trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> dict[str, Array]:
-    """The value of every operator of the model's exported graph on this data, by the node's name."""
+def _quantised(view: FileView) -> bool:
+    """Whether a program's values differ from the model's by more than rounding of floats."""
+    return view.quantization is not None or any(e.quants or any(Op[c.op] >= Op.requantize for c in e.commands if c.op in Op.__members__)
+                                                for e in view.entries)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Trace:
+    """The value of every input and operator of the model's exported graph, and where it comes from, by the node's name."""
+
+    values: dict[str, Array] = field(default_factory=dict)
+    places: dict[str, Loc] = field(default_factory=dict)
+
+
+def trace(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any = None) -> Trace:
+    """Runs the model operator by operator."""
     import torch
     from torch.utils import _pytree as pytree
 
-    from trivet.importer import handlers
+    from trivet.importer import handlers, location
     from trivet.tracing import export_program
 
     program = export_program("forward", copy.deepcopy(model), copy.deepcopy(args), copy.deepcopy(kwargs) or None, dynamic_shapes,
                              handlers()).program  # fmt: skip
-    values: dict[str, Array] = {}
+    found = Trace()
 
     class Recorder(torch.fx.Interpreter):
         def run_node(self, n: torch.fx.Node) -> Any:
             out = super().run_node(n)
-            if n.op == "call_function":
+            if n.op in ("call_function", "placeholder"):
                 parts = out if isinstance(out, (tuple, list)) else [out]
                 for i, t in enumerate(parts):
                     if isinstance(t, torch.Tensor) and t.layout == torch.strided:
-                        values[n.name if i == 0 else f"{n.name}.{i}"] = _array(t)
+                        name = n.name if i == 0 else f"{n.name}.{i}"
+                        found.values[name], found.places[name] = _array(t), location(n)
             return out
 
     module = program.module(check_guards=False)
     flat = pytree.tree_leaves((copy.deepcopy(args), copy.deepcopy(kwargs)))
     with torch.no_grad():
         Recorder(module).run(*flat, enable_io_processing=False)
-    return values
+    return found
 
 
-def match(taps: Sequence[Tap], reference: Mapping[str, Array], plan: EntryView, tolerance: float) -> list[Layer]:
-    """A Layer per tap, in order of execution; marks the harmless ones."""
+def match(
+    taps: Sequence[Tap], reference: Trace, plan: EntryView, tolerance: float, min_sqnr: float | None
+) -> list[Layer]:
+    """A Layer per tap, in order of execution; marks the harmless ones. min_sqnr: None: the tolerance counts."""
     by_count: dict[int, list[tuple[str, Array]]] = {}
-    for name, value in reference.items():
+    for name, value in reference.values.items():
         by_count.setdefault(value.size, []).append((name, value))
     layers, sources = [], []
     writers: dict[int, list[int]] = {}  # storage: taps that wrote it
@@ -190,9 +234,21 @@ def match(taps: Sequence[Tap], reference: Mapping[str, Array], plan: EntryView, 
         inputs = [v for v in tap.command.inputs if v is not None]
         sources.append([w for v in inputs for w in writers.get(int(plan.values[v]["storage"]), [])])
         writers.setdefault(int(plan.values[tap.value]["storage"]), []).append(i)
-        twin, error = _twin(tap, reference, by_count.get(tap.data.size, []), tolerance)
-        layers.append(Layer(tap.command.time, plan.place(tap.command.time), tap.name or f"value {tap.value}",
-                            tap.data.shape, twin, error, error <= tolerance))  # fmt: skip
+        stored, place = plan.quants.get(tap.value), plan.place(tap.command.time)
+        real = tap.data if stored is None else stored.real(tap.data)
+        same = by_count.get(real.size, [])
+        if min_sqnr is None:
+            twin, error = _twin(tap.name, real, reference.values, same, tolerance)
+            good = error <= tolerance
+        else:
+            twin = _quantised_twin(tap.name, real, place, reference, same, min_sqnr)
+            error = relative_error(reference.values[twin], real) if twin else float("nan")
+        db = sqnr(reference.values[twin], real) if twin else float("nan")
+        if min_sqnr is not None:
+            good = db >= min_sqnr
+        layers.append(
+            Layer(tap.command.time, place, tap.name or f"value {tap.value}", tap.data.shape, twin, error, good, db)
+        )
     for i in range(len(layers) - 1, -1, -1):  # what something correct was computed from is harmless
         if layers[i].harmless:
             for j in sources[i]:
@@ -200,31 +256,60 @@ def match(taps: Sequence[Tap], reference: Mapping[str, Array], plan: EntryView, 
     return layers
 
 
-def _twin(tap: Tap, reference: Mapping[str, Array], candidates: Iterable[tuple[str, Array]],
+def _twin(name: str, real: Array, reference: Mapping[str, Array], candidates: Iterable[tuple[str, Array]],
           tolerance: float) -> tuple[str, float]:  # fmt: skip
     """The operator whose value this is: by name, then by content. (name, error); ("", nan) when there is none."""
     best, error = "", float("nan")
-    named = reference.get(tap.name)
-    if named is not None and named.size == tap.data.size:
-        best, error = tap.name, relative_error(named, tap.data)
+    named = reference.get(name)
+    if named is not None and named.size == real.size:
+        best, error = name, relative_error(named, real)
         if error <= tolerance:
             return best, error
-    flat = tap.data.reshape(-1)
+    flat = real.reshape(-1)
     at = np.linspace(0, max(flat.size - 1, 0), min(_SAMPLES, flat.size), dtype=np.int64)
     few = flat[at]
-    for name, value in candidates:
+    for other, value in candidates:
         if value.dtype.kind != flat.dtype.kind or relative_error(value.reshape(-1)[at], few) > 1e3 * tolerance:
             continue
-        e = relative_error(value, tap.data)
+        e = relative_error(value, real)
         if e <= tolerance:
-            return name, e
+            return other, e
     return best, error
 
 
-def _first(layers: Sequence[Layer], tolerance: float) -> Layer | None:
+def _quantised_twin(name: str, real: Array, place: Place, reference: Trace, candidates: Sequence[tuple[str, Array]],
+                    min_sqnr: float) -> str:  # fmt: skip
+    """The operator whose value this is within quantisation noise, "" when there is none: of those of the same place and the same
+    operators, else of all, the nearest one; one of another place only if it is near enough.
+    """
+    alike = [(n, v) for n, v in candidates if v.dtype.kind == real.dtype.kind]
+    modules, sources = set(place.module.split(" + ")), set(place.source.split(" + "))
+    here = [
+        (n, v)
+        for n, v in alike
+        if n == name or (reference.places[n].module in modules and reference.places[n].source in sources)
+    ]
+    here = [(n, v) for n, v in here if reference.places[n].origin in place.op] or here
+    scored = [(sqnr(v, real), n) for n, v in here or alike]
+    best = max(scored, default=(0.0, ""), key=lambda t: t[0])
+    return best[1] if here or best[0] >= min_sqnr else ""
+
+
+def _first(layers: Sequence[Layer]) -> Layer | None:
     """Where the program leaves the model: the first harmful layer that has a twin, else the first harmful one."""
     harmful = [x for x in layers if not x.harmless]
-    return next((x for x in harmful if x.twin and x.error > tolerance), harmful[0] if harmful else None)
+    return next((x for x in harmful if x.twin), harmful[0] if harmful else None)
+
+
+def sqnr(wanted: Array, got: Array) -> float:
+    """Signal over noise in dB, within +-CEILING, as of quantize.measure; -CEILING when sizes differ."""
+    if wanted.size != got.size:
+        return -CEILING
+    a, b = wanted.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64)
+    counts = np.isfinite(a) | ((a != b) & ~(np.isnan(a) & np.isnan(b)))  # equal inf and nan are no noise
+    a, b = a[counts], b[counts]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return decibel(float(a @ a), float(((a - b) ** 2).sum()))
 
 
 def relative_error(wanted: Array, got: Array) -> float:

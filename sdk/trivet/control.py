@@ -132,7 +132,7 @@ def _while_loop(importer: Importer, node: torch.fx.Node) -> Any:
         raise b.error("while_loop carries a Python number", "carry a 0-d tensor")
     types = [c.type for c in carried]
     for t, out in zip(types, _types(importer, val), strict=True):
-        if t != out:
+        if (t.dtype, t.shape) != (out.dtype, out.shape):
             raise b.error(f"while_loop carries {t}, and the body makes it {out}", "keep sizes and dtypes the same")
 
     def test(inner: Branch, args: list[Any]) -> list[Any]:

@@ -32,13 +32,14 @@ CONST_ID, STATE_ID, ARENA_ID, IO_ID = 0, 1, 2, 32
 DATA_OPS = ("nonzero", "item")
 
 
-def emit(module: Module, ctx: Context | None = None, *, debug: bool = True) -> Program:
+def emit(module: Module, ctx: Context | None = None, *, debug: bool = True, quantization: str = "") -> Program:
     """The program of a module that has gone through all passes.
 
     Args:
         module: planned; its constants are referred to, not copied.
         ctx: its report goes with the program, for printing.
         debug: with the debug table.
+        quantization: JSON of the quantisation's report, for the debug table.
     """
     shared = _Shared()
     for graph in module.entries.values():
@@ -48,7 +49,8 @@ def emit(module: Module, ctx: Context | None = None, *, debug: bool = True) -> P
         e = _Entry(name, graph, shared)
         entries.append(e.spec())
         tables.append(e.debug())
-    spec = ProgramSpec(module.name, entries, shared.segments(), tables if debug else (), producer=_producer())
+    spec = ProgramSpec(module.name, entries, shared.segments(), tables if debug else (), quantization,
+                       producer=_producer())  # fmt: skip
     return Program.of(spec, ctx.report if ctx is not None else None)
 
 
@@ -128,7 +130,17 @@ class _Entry:
             self.name, self.dims.records(), records("Region", self.regions), storages, records("Value", self.values),
             inputs, outputs, *self._names(), records("Step", self.steps), self.parts, self.plan.times,
             self.plan.lower_bound, json.dumps(self.graph.signature, separators=(",", ":")) if self.graph.signature else "",
+            self._quants(),
         )  # fmt: skip
+
+    def _quants(self) -> Records:
+        """What the stored integers of activations mean."""
+        rows = []
+        for i, v in enumerate(self.value_list):
+            q = v.type.quant
+            if q is not None and q.per_tensor:
+                rows.append({"value": i, "zero": q.zero, "scale": float(q.scale), "bits": 8 * SIZES[v.dtype]})
+        return records("Quant", rows)
 
     def _names(self) -> tuple[list[str], list[str]]:
         from trivet.signature import Signature

@@ -60,22 +60,9 @@ def _find(spec: str) -> Source:
         if not Path(spec).is_file():
             raise Error(f"no such file: {spec}")
         return Source(spec)
-    where, colon, name = spec.rpartition(":")
-    if not colon or not where or not name:
-        raise Error(f"{spec!r} names no model", remedy="write FILE.py:NAME, MODULE:NAME or FILE.pt2")
-    found: Any = _module(where)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            close = get_close_matches(part, dir(found), 1)
-            raise Error(f"{where} has no {part!r}", remedy=f"is it {close[0]!r}?" if close else "")
-        found = getattr(found, part)
+    found = named(spec, "model", "write FILE.py:NAME, MODULE:NAME or FILE.pt2")
     if callable(found) and not isinstance(found, torch.nn.Module):
-        try:
-            found = found()
-        except Error:
-            raise
-        except Exception as e:
-            raise Error(f"{spec}() failed: {type(e).__name__}: {e}", remedy="it must work without arguments") from e
+        found = _called(spec, found)
     if isinstance(found, (torch.nn.Module, torch.export.ExportedProgram, Mapping)):
         return Source(found)
     if isinstance(found, (tuple, list)) and 1 <= len(found) <= 4 and isinstance(found[0], torch.nn.Module):
@@ -84,6 +71,74 @@ def _find(spec: str) -> Source:
         return Source(found[0], args, found[2] if len(found) > 2 else None, found[3] if len(found) > 3 else None)
     raise Error(f"{spec} gives a {type(found).__name__}",
                 remedy="return a torch.nn.Module, (module, args[, kwargs[, dynamic_shapes]]) or {entry: ...}")  # fmt: skip
+
+
+def named(spec: str, what: str, remedy: str = "write FILE.py:NAME or MODULE:NAME") -> Any:
+    """What FILE.py:NAME or MODULE:NAME names.
+
+    Args:
+        spec: the name.
+        what: is expected, and remedy: how to name it, for messages.
+
+    Raises:
+        Error: no such file, module or name.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name:
+        raise Error(f"{spec!r} names no {what}", remedy=remedy)
+    found: Any = _module(where)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            close = get_close_matches(part, dir(found), 1)
+            raise Error(f"{where} has no {part!r}", remedy=f"is it {close[0]!r}?" if close else "")
+        found = getattr(found, part)
+    return found
+
+
+def _called(spec: str, function: Any) -> Any:
+    try:
+        return function()
+    except Error:
+        raise
+    except Exception as e:
+        raise Error(f"{spec}() failed: {type(e).__name__}: {e}", remedy="it must work without arguments") from e
+
+
+def calibration(spec: str, source: Source) -> Any:
+    """Calibration batches behind a name: an iterable of argument tuples.
+
+    Args:
+        spec: FILE.npz with an array per argument, by name, else in order: one batch, or where arrays have one axis more than the
+            example arguments, a batch per row. Or FILE.py:NAME, MODULE:NAME: an iterable, or a function that returns one.
+        source: the model with its example arguments.
+
+    Raises:
+        Error: no such file or name, or arrays that do not match the arguments.
+    """
+    if not spec.endswith(".npz"):
+        found = named(spec, "calibration data", "write FILE.npz, FILE.py:NAME or MODULE:NAME")
+        return _called(spec, found) if callable(found) else found
+    if isinstance(source.model, (str, Mapping)) or source.args is None:
+        raise Error(f"{spec}: arrays go with one torch.nn.Module and its example arguments",
+                    remedy="name a function that returns the batches: FILE.py:NAME")  # fmt: skip
+    import numpy as np
+    import torch
+
+    try:
+        with np.load(spec, allow_pickle=False) as z:
+            data = {k: torch.from_numpy(z[k]) for k in z.files}
+    except (OSError, ValueError) as e:
+        raise Error(f"cannot read {spec}: {e}") from None
+    names, examples = _argument_names(source), [*source.args, *(source.kwargs or {}).values()]
+    arrays = [data[n] for n in names] if all(n in data for n in names) else list(data.values())
+    if len(arrays) != len(examples):
+        raise Error(f"{spec}: {len(examples)} arrays expected ({', '.join(names)}), got {', '.join(data)}")
+    ranks = {a.ndim - getattr(x, "ndim", 0) for a, x in zip(arrays, examples, strict=True)}
+    if ranks not in ({0}, {1}):
+        raise Error(f"{spec}: arrays of the example arguments' rank, or all of one more axis, expected")
+    batches = [arrays] if ranks == {0} else list(zip(*arrays, strict=False))
+    args, keys = len(source.args), list(source.kwargs or {})
+    return [(tuple(b[:args]), dict(zip(keys, b[args:], strict=True))) if keys else tuple(b) for b in batches]
 
 
 def _module(where: str) -> Any:

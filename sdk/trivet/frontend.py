@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from trivet import signature as sig
@@ -241,7 +241,7 @@ class EntryImporter:
     def _divide(self, size: int | Dim, divisor: int) -> None:
         if self.table.divide(size, divisor):
             for v in self.graph.inputs:
-                v.type = Type(v.dtype, tuple(self.table.renew(d) for d in v.shape))
+                v.type = replace(v.type, shape=tuple(self.table.renew(d) for d in v.shape))
 
     def _paths(self) -> Iterator[tuple[sig.Tree, tuple[str, str]]]:
         """Every input leaf with the two ways in which torch may write it: L['xs'][0] and L['xs_0']."""

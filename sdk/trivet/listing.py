@@ -34,8 +34,10 @@ def chart(sums: list[int], width: int) -> str:
 
 
 def type_text(entry: EntryView, value: int) -> str:
-    """dtype[sizes] of a value."""
-    return f"{DType(int(entry.values[value]['dtype'])).name}[{', '.join(entry.shape(value))}]"
+    """dtype[sizes] of a value; with scale and zero point of a quantised one: i8[1, 10] x 0.0235 from -128."""
+    q = entry.quants.get(value)
+    quant = "" if q is None else f" x {q.scale:.4g} from {q.zero}"
+    return f"{DType(int(entry.values[value]['dtype'])).name}[{', '.join(entry.shape(value))}]{quant}"
 
 
 def entry_data(entry: EntryView) -> dict[str, Any]:
@@ -48,6 +50,7 @@ def entry_data(entry: EntryView) -> dict[str, Any]:
         "outputs": [{"name": _slot_name(entry, i, False), "type": type_text(entry, v)} for i, v in enumerate(entry.outputs)],
         "regions": [{"index": i, "kind": _KINDS[RegionKind(int(r["kind"]))], "id": int(r["id"]), "memory": int(r["memory"]),
                      "bytes": int(r["size"])} for i, r in enumerate(entry.regions)],
+        "weights": entry.weight_bytes,
         "arena": {"bytes": sum(x.size for x in live), "peak_live_bytes": sum(x.bound for x in live),
                   "lower_bound_bytes": entry.lower_bound},
         "steps": [{"kind": StepKind(int(s["kind"])).name, "time": int(s["time"])} for s in entry.steps],
@@ -64,7 +67,7 @@ def file_data(view: FileView) -> dict[str, Any]:
     return {"name": view.name, "producer": view.producer, "bytes": view.size, "abi": int(view.program.Abi()),
             "min_abi": int(view.program.MinAbi()),
             "segments": [{"bytes": int(s["size"]), "external": bool(s["file"])} for s in view.segments],
-            "entries": [entry_data(e) for e in view.entries]}  # fmt: skip
+            "quantization": view.quantization, "entries": [entry_data(e) for e in view.entries]}  # fmt: skip
 
 
 def show_file(console: Console, view: FileView, *, entry: str = "", steps: bool = True) -> None:
@@ -72,9 +75,23 @@ def show_file(console: Console, view: FileView, *, entry: str = "", steps: bool 
     weights = sum(int(s["size"]) for s in view.segments)
     console.print(f"[bold]{view.name}[/] · {size_text(view.size)} · segments {size_text(weights)} · abi "
                   f"{view.program.Abi()} (readers from {view.program.MinAbi()}) · by {view.producer}")  # fmt: skip
+    _show_quantization(console, view, entry, steps)
     for e in view.entries:
         if not entry or e.name == entry:
             _show_entry(console, e, steps)
+
+
+def _show_quantization(console: Console, view: FileView, entry: str, layers: bool) -> None:
+    """Totals of the quantisation, then a row per layer."""
+    from trivet.quantize.report import Report
+
+    if view.quantization is None:
+        return
+    report = Report.from_json(view.quantization)
+    if entry:
+        report.layers = [x for x in report.layers if x.entry == entry]
+    text = report.table() if layers else "\n".join(report.head())
+    console.print(f"\n{text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _show_entry(console: Console, e: EntryView, steps: bool) -> None:
@@ -92,7 +109,11 @@ def _show_memory(console: Console, e: EntryView) -> None:
     for r in e.regions:
         kind = _KINDS[RegionKind(int(r["kind"]))]
         totals[kind] = totals.get(kind, 0) + int(r["size"])
-    console.print("  memory: " + " · ".join(f"{k} {size_text(v)}" for k, v in totals.items()), highlight=False)
+    kinds = (
+        f" ({', '.join(f'{k} {size_text(v)}' for k, v in e.weight_bytes.items())})" if len(e.weight_bytes) > 1 else ""
+    )
+    console.print("  memory: " + " · ".join(f"{k} {size_text(v)}{kinds if k == 'const' else ''}" for k, v in totals.items()),
+                  highlight=False)  # fmt: skip
     for live in e.live():
         _show_live(console, e, live)
 

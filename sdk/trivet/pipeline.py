@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from trivet.error import Error
-from trivet.ir.graph import Graph, Module
+from trivet.ir.graph import Graph, Loc, Module
 from trivet.ir.verify import verify
 
 PASSES: tuple[str, ...] = (
@@ -22,7 +22,9 @@ PASSES: tuple[str, ...] = (
     "fold_batch_norm",
     "fuse_elementwise",
     "fuse_activation",
+    "fold_qdq",
     "fuse_epilogues",
+    "narrow_floats",
     "partition",
     "assign_layout",
     "select_kernels",
@@ -45,14 +47,32 @@ class Options:
     verify: bool = True
     memories: tuple[Any, ...] = ()  # trivet.targets.Memory with budgets, fastest first; (): those of the target
     fold_limit: int = 64 << 20  # bytes that a folded constant may have beyond its operands
+    quantize_io: bool = False  # inputs and outputs that are only quantised or made real are stored integers themselves
+    half: Any = None  # trivet.Recipe with half set: what narrow_floats does; None: nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What one kernel of a quantised model computes on. name: of its value; form: "integer", "weights" (real activations times
+    stored weights) or "float"; why: for "float", the reason.
+    """
+
+    name: str
+    loc: Loc
+    op: str
+    form: str
+    why: str = ""
 
 
 @dataclass(slots=True)
 class Report:
-    """What the passes did, for inspection. notes: lines of text per pass; seconds: time per pass."""
+    """What the passes did, for inspection. notes: lines of text per pass; seconds: time per pass; quant: of a quantised model,
+    its kernels in order.
+    """
 
     notes: dict[str, list[str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    quant: list[Folded] = field(default_factory=list)
 
     def note(self, name: str, text: str) -> None:
         """Adds a line under a pass."""

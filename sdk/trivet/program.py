@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from trivet.error import Error
 from trivet.fbs.structs import RegionKind
 from trivet.reader import EntryView, FileView
 from trivet.writer import ProgramSpec, write_file, write_memory
+
+if TYPE_CHECKING:
+    from trivet.quantize.report import Report
 
 
 class Program:
@@ -89,7 +93,7 @@ class Program:
             return target
         spec = self._spec
         if not debug:
-            spec = replace(spec, debug=())
+            spec = replace(spec, debug=(), quantization="")
         if external is not None:
             spec = replace(spec, segments=[replace(s, external=i == 0) for i, s in enumerate(spec.segments)])
             if not spec.segments:
@@ -107,13 +111,30 @@ class Program:
             "file_bytes": v.size,
             "segments": [{"bytes": int(s["size"]), "offset": int(s["offset"])} for s in v.segments],
             "entries": [entry_summary(e) for e in v.entries],
+            **({"quantization": v.quantization} if v.quantization is not None else {}),
         }
+
+    @property
+    def quantization(self) -> Report | None:
+        """How the model was quantised and how well, layer by layer; None where it was not, or where the file is stripped."""
+        from trivet.quantize.report import Report
+
+        data = self.view.quantization
+        return None if data is None else Report.from_json(data)
+
+    def with_quantization(self, report: Report) -> Program:
+        """The same program with another report; only of one fresh from export."""
+        assert self._spec is not None
+        text = json.dumps(report.to_json(), separators=(",", ":"))
+        return Program(replace(self._spec, quantization=text), None, self.report)
 
     def __str__(self) -> str:
         s = self.summary()
         lines = [f"program {s['name']} ({s['producer']}), {s['file_bytes']:,} bytes"]
         for e in s["entries"]:
             lines += _entry_lines(e)
+        if (quantization := self.quantization) is not None:
+            lines += quantization.head()
         if self.report is not None:
             for name in (
                 "partition",
@@ -150,17 +171,22 @@ def entry_summary(e: EntryView) -> dict[str, Any]:
         if c.delegate:
             delegates[c.delegate] = delegates.get(c.delegate, 0) + 1
 
+    def quant(v: int) -> dict[str, Any]:
+        q = e.quants.get(v)
+        return {} if q is None else {"scale": q.scale, "zero": q.zero, "bits": q.bits}
+
     def slots(ids: list[int], names: int, get: Any) -> list[dict[str, Any]]:
         from trivet.fbs.structs import DType
 
         return [{"name": (get(i) or b"").decode() if i < names else "", "dtype": DType(int(e.values[v]["dtype"])).name,
-                 "shape": e.shape(v)} for i, v in enumerate(ids)]  # fmt: skip
+                 "shape": e.shape(v), **quant(v)} for i, v in enumerate(ids)]  # fmt: skip
 
     return {
         "name": e.name,
         "inputs": slots(e.inputs, e.table.InputNamesLength(), e.table.InputNames),
         "outputs": slots(e.outputs, e.table.OutputNamesLength(), e.table.OutputNames),
         "memory": memory,
+        "weights": e.weight_bytes,
         "lower_bound": e.lower_bound,
         "dynamic_plan": bool(np.any(e.storages["flags"] & 1)),
         "commands": sum(ops.values()),
@@ -172,14 +198,16 @@ def entry_summary(e: EntryView) -> dict[str, Any]:
 
 def _entry_lines(e: dict[str, Any]) -> list[str]:
     def slot(s: dict[str, Any]) -> str:
-        return f"{s['name']}: {s['dtype']}[{', '.join(s['shape'])}]"
+        quant = f" x {s['scale']:.6g} from {s['zero']}" if "scale" in s else ""
+        return f"{s['name']}: {s['dtype']}[{', '.join(s['shape'])}]{quant}"
 
     m = e["memory"]
     arena, bound = m["arena"], e["lower_bound"]
     over = f"{100 * (arena / bound - 1):+.1f} %" if bound else ""
+    kinds = f" ({', '.join(f'{k} {n:,}' for k, n in e['weights'].items())})" if len(e["weights"]) > 1 else ""
     return [
         f"entry {e['name']}({', '.join(map(slot, e['inputs']))}) -> {', '.join(map(slot, e['outputs'])) or 'nothing'}",
-        f"  memory: weights {m['const']:,}, state {m['state']:,}, arena {arena:,} bytes (lower bound {bound:,} {over})"
+        f"  memory: weights {m['const']:,}{kinds}, state {m['state']:,}, arena {arena:,} bytes (lower bound {bound:,} {over})"
         + (", planned again for the sizes of a run" if e["dynamic_plan"] else ""),
         f"  placement: {', '.join(f'{d} {n}' for d, n in e['delegates'].items()) or 'none'}; {e['steps']} steps, "
         f"{e['commands']} commands: {', '.join(f'{n} {op}' for op, n in e['ops'].items())}",

@@ -5,6 +5,7 @@ The C runtime is what verifies and runs files; here a file is trusted to have be
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import re
@@ -18,7 +19,7 @@ import numpy as np
 
 from trivet.error import Error
 from trivet.fbs import CpuPart, Debug, Program
-from trivet.fbs.structs import STRUCTS, Op, RegionKind, StepKind
+from trivet.fbs.structs import STRUCTS, DType, Op, RegionKind, StepKind
 
 Records = np.ndarray[Any, np.dtype[np.void]]
 NONE = 0xFFFFFFFF
@@ -36,7 +37,7 @@ class Place:
     @property
     def brief(self) -> str:
         """The operator without namespaces and overloads: conv <- conv2d + relu."""
-        return re.sub(r"\b(?:aten|prims|trivet)\.(\w+)\.\w+", r"\1", self.op)
+        return re.sub(r"\b(?:aten|prims|trivet|quantized_decomposed|torchao)\.(\w+)\.\w+", r"\1", self.op)
 
     @property
     def where(self) -> str:
@@ -45,7 +46,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a CPU part, or a step that has none. inputs, outputs, tmp: value ids (None: not there)."""
+    """One command of a CPU part, or a step that has none. inputs, outputs, tmp: value ids (None: not there). bits: of its weights,
+    where they are narrower than their dtype, else 0.
+    """
 
     time: int
     op: str
@@ -53,6 +56,22 @@ class Command:
     inputs: tuple[int | None, ...] = ()
     outputs: tuple[int, ...] = ()
     tmp: tuple[int, ...] = ()
+    bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """How a value's integers stand for real numbers: real = scale * (stored - zero). bits: width that they need."""
+
+    scale: float
+    zero: int
+    bits: int
+
+    def real(self, stored: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Dequantised, f32."""
+        real: np.ndarray[Any, np.dtype[np.float32]] = (stored.astype(np.int32) - self.zero).astype(np.float32)
+        real *= np.float32(self.scale)
+        return real
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +128,31 @@ class EntryView:
         """By value id; "" where stripped."""
         n = 0 if self.debug is None else self.debug.ValueNamesLength()
         return [_text(self.debug.ValueNames(i)) if i < n else "" for i in range(len(self.values))]
+
+    @cached_property
+    def quants(self) -> dict[int, Stored]:
+        """Quantised values by id: those with one scale."""
+        rows = _records(self.table, "Quants", "Quant", self.data)
+        return {int(r["value"]): Stored(float(r["scale"]), int(r["zero"]), int(r["bits"])) for r in rows}
+
+    @cached_property
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of constants by what they store: {"i8": .., "i4": .., "f32": ..}; each constant once."""
+        narrow = {v for c in self.commands if c.bits == 4 for v in c.inputs[:2] if v is not None}
+        out: dict[str, int] = {}
+        seen: set[tuple[int, int]] = set()
+        for v, row in enumerate(self.values):
+            storage = self.storages[int(row["storage"])]
+            key = (int(storage["region"]), int(storage["offset"]))
+            if self.regions[key[0]]["kind"] == RegionKind.const_ and key not in seen:
+                seen.add(key)
+                name = (
+                    "i4"
+                    if v in narrow and DType(int(row["dtype"])) in (DType.u8, DType.i8)
+                    else DType(int(row["dtype"])).name
+                )
+                out[name] = out.get(name, 0) + int(storage["size"])
+        return dict(sorted(out.items(), key=lambda t: -t[1]))
 
     def place(self, time: int) -> Place:
         """Debug texts of a time, empty where stripped."""
@@ -167,9 +211,12 @@ class FileView:
         self.program = Program.Program.GetRootAs(self.data, 0)
         self.segments = _records(self.program, "Segments", "Segment", self.data)
         debug = None
+        self.quantization: dict[str, Any] | None = None  # as of quantize.report.Report.to_json; None: not there
         if (i := self.program.DebugSegment()) >= 0 and int(self.segments[i]["file"]) == 0:
             at, size = int(self.segments[i]["offset"]), int(self.segments[i]["size"])
             debug = Debug.Debug.GetRootAs(self.data[at : at + size], 0)
+            if text := _text(debug.Quantization()):
+                self.quantization = json.loads(text)
         self.entries = []
         for k in range(self.program.EntriesLength()):
             table = self.program.Entries(k)
@@ -222,8 +269,20 @@ def _bytes_of(part: Any, data: Any) -> Any:
 def _cpu_commands(data: Any) -> Iterator[Command]:
     part = CpuPart.CpuPart.GetRootAs(data, 0)
     args = part.ArgsAsNumpy() if part.ArgsLength() else np.zeros(0, np.uint32)
+    narrow = {op: _attributes(part, op, data)["bits"] for op in (Op.qmatmul, Op.qgather)}
     for c in _records(part, "Commands", "Command", data):
         at, n_in, n_out, n_tmp = (int(c[k]) for k in ("args", "n_in", "n_out", "n_tmp"))
         ids = [int(a) for a in args[at : at + n_in + n_out + n_tmp]]
-        yield Command(int(c["time"]), Op(int(c["op"])).name, "cpu", tuple(None if a == NONE else a for a in ids[:n_in]),
-                      tuple(ids[n_in : n_in + n_out]), tuple(ids[n_in + n_out :]))  # fmt: skip
+        op = Op(int(c["op"]))
+        bits = int(narrow[op][int(c["attrs"])]) if op in narrow else 0
+        yield Command(int(c["time"]), op.name, "cpu", tuple(None if a == NONE else a for a in ids[:n_in]),
+                      tuple(ids[n_in : n_in + n_out]), tuple(ids[n_in + n_out :]), bits)  # fmt: skip
+
+
+def _attributes(part: Any, op: Op, data: Any) -> Records:
+    """The attributes of an op's commands."""
+    struct = STRUCTS["".join(w.capitalize() for w in op.name.split("_")) + "Attrs"]
+    slot = part._tab.Offset(4 + 2 * (3 + int(op)))  # commands, args, code, then a vector per op
+    if not slot:
+        return np.zeros(0, struct)
+    return np.frombuffer(data, struct, part._tab.VectorLen(slot), part._tab.Vector(slot))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trivet import rnn_capture
+from trivet import ao_capture, rnn_capture
 from trivet.error import Error
 
 if TYPE_CHECKING:
@@ -60,34 +60,39 @@ def export_program(name: str, model: Any, args: tuple[Any, ...], kwargs: dict[st
     Raises:
         Error: torch.export's, in short.
     """
-    import torch
-
-    forward = None
-    if dynamic_shapes is not None and not isinstance(model, torch.nn.Module):
-        raise Error(f"entry {name!r}: dynamic_shapes belong to a module; an exported program has its own",
-                    remedy="pass dynamic_shapes to torch.export.export, or give the module itself")  # fmt: skip
-    if isinstance(model, (str, os.PathLike)):
-        program = _load(Path(model))
-    elif isinstance(model, torch.export.ExportedProgram):
-        program = model
-    elif isinstance(model, torch.nn.Module):
-        forward = model.forward
-        program = _export(name, model, args, kwargs, dynamic_shapes)
-    elif isinstance(model, type) and issubclass(model, torch.nn.Module):
-        raise Error(f"entry {name!r}: {model.__name__} is a class; a module made of it is expected",
-                    remedy=f"write {model.__name__}(...)")  # fmt: skip
-    elif callable(model):
-        raise Error(f"entry {name!r}: a {type(model).__name__} cannot be exported",
-                    remedy="wrap the function in a torch.nn.Module whose forward() calls it")  # fmt: skip
-    else:
-        raise Error(f"entry {name!r}: expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
-                    f"got {type(model).__name__}")  # fmt: skip
+    program = trace(name, model, args, kwargs, dynamic_shapes)
+    forward = getattr(model, "forward", None) if program is not model else None
     texts = list(getattr(program, "_guards_code", []))
     env = _shape_env(program)
     traced = len(env.guards) if env is not None else 0
     done = _decompose(name, program, handled)
     guards = _conditions(_shape_env(done), traced)
     return Captured(name, done, forward, guards, [] if traced else texts)
+
+
+def trace(
+    name: str, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, dynamic_shapes: Any
+) -> ExportedProgram:
+    """torch.export's program of one entry, nothing decomposed. Arguments and errors as of export_program."""
+    import torch
+
+    if dynamic_shapes is not None and not isinstance(model, torch.nn.Module):
+        raise Error(f"entry {name!r}: dynamic_shapes belong to a module; an exported program has its own",
+                    remedy="pass dynamic_shapes to torch.export.export, or give the module itself")  # fmt: skip
+    if isinstance(model, (str, os.PathLike)):
+        return _load(Path(model))
+    if isinstance(model, torch.export.ExportedProgram):
+        return model
+    if isinstance(model, torch.nn.Module):
+        return _export(name, model, args, kwargs, dynamic_shapes)
+    if isinstance(model, type) and issubclass(model, torch.nn.Module):
+        raise Error(f"entry {name!r}: {model.__name__} is a class; a module made of it is expected",
+                    remedy=f"write {model.__name__}(...)")  # fmt: skip
+    if callable(model):
+        raise Error(f"entry {name!r}: a {type(model).__name__} cannot be exported",
+                    remedy="wrap the function in a torch.nn.Module whose forward() calls it")  # fmt: skip
+    raise Error(f"entry {name!r}: expected a torch.nn.Module, an ExportedProgram or the path of a .pt2 file, "
+                f"got {type(model).__name__}")  # fmt: skip
 
 
 def _load(path: Path) -> ExportedProgram:
@@ -108,7 +113,11 @@ def _load(path: Path) -> ExportedProgram:
 def evaluation(model: torch.nn.Module) -> Iterator[bool]:
     """The module in eval mode; its own modes come back afterwards. Yields whether that changes what it computes."""
     modes = {m: m.training for m in model.modules()}
-    model.eval()
+    try:
+        model.eval()
+    except NotImplementedError:  # a captured graph, prepared or converted by pt2e, refuses: it has one mode
+        for m in modes:
+            m.training = False
     try:
         yield any(training and _has_modes(m) for m, training in modes.items())
     finally:
@@ -134,7 +143,8 @@ def _export(name: str, model: torch.nn.Module, args: tuple[Any, ...], kwargs: di
     if not isinstance(args, (tuple, list)):
         raise Error(f"entry {name!r}: the example arguments must be a tuple, got {type(args).__name__}",
                     remedy="write (x,) for one argument")  # fmt: skip
-    with evaluation(model) as trained, torch.no_grad(), rnn_capture.whole_rnns(), quiet():
+    whole = rnn_capture.whole_rnns(), ao_capture.plain_linears()
+    with evaluation(model) as trained, torch.no_grad(), whole[0], whole[1], quiet():
         if trained:
             warnings.warn("the model is in training mode; it is captured in eval mode (no dropout, stored statistics)",
                           UserWarning, stacklevel=_user_level())  # fmt: skip

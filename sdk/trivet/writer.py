@@ -99,6 +99,7 @@ class EntrySpec:
     times: int = 0
     lower_bound: int = 0
     signature: str = ""
+    quants: Records = field(default_factory=_none("Quant"))  # sorted by value
 
 
 @dataclass(slots=True)
@@ -123,6 +124,7 @@ class ProgramSpec:
     entries: Sequence[EntrySpec]
     segments: Sequence[SegmentSpec] = ()
     debug: Sequence[DebugSpec] = ()  # one per entry, or none at all
+    quantization: str = ""  # JSON of quantize.report.Report; part of the debug table
     producer: str = "trivet"
     features: int = 0
     abi: int = ABI
@@ -214,6 +216,7 @@ def _entry(b: flatbuffers.Builder, e: EntrySpec) -> int:
     parts = _offsets(b, [_part(b, p) for p in e.parts])
     name = b.CreateString(e.name)
     dims, regions, storages, values = (_records(b, a) for a in (e.dims, e.regions, e.storages, e.values))
+    quants = _records(b, e.quants) if len(e.quants) else 0
     inputs, outputs, steps = _ids(b, e.inputs), _ids(b, e.outputs), _records(b, e.steps)
     input_names, output_names = _strings(b, e.input_names), _strings(b, e.output_names)
     signature = b.CreateString(e.signature)
@@ -233,10 +236,12 @@ def _entry(b: flatbuffers.Builder, e: EntrySpec) -> int:
     Entry.AddLowerBound(b, e.lower_bound)
     if e.signature:
         Entry.AddSignature(b, signature)
+    if len(e.quants):
+        Entry.AddQuants(b, quants)
     return int(Entry.EntryEnd(b))
 
 
-def _debug(entries: Sequence[DebugSpec]) -> bytes:
+def _debug(entries: Sequence[DebugSpec], quantization: str) -> bytes:
     b = flatbuffers.Builder(4096)
     tables = []
     for e in entries:
@@ -253,8 +258,11 @@ def _debug(entries: Sequence[DebugSpec]) -> bytes:
         DebugEntry.AddTimes(b, rows)
         tables.append(int(DebugEntry.DebugEntryEnd(b)))
     rows = _offsets(b, tables)
+    text = b.CreateString(quantization) if quantization else 0
     Debug.DebugStart(b)
     Debug.AddEntries(b, rows)
+    if quantization:
+        Debug.AddQuantization(b, text)
     b.Finish(Debug.DebugEnd(b), b"TRVD")
     return bytes(b.Output())
 
@@ -324,7 +332,7 @@ class _Layout:
 def _layout(p: ProgramSpec) -> _Layout:
     specs = list(p.segments)
     if p.debug:
-        specs.append(SegmentSpec([_debug(p.debug)]))
+        specs.append(SegmentSpec([_debug(p.debug, p.quantization)]))
     rows = records(
         "Segment",
         (

@@ -1,20 +1,25 @@
-"""Random graphs for property tests: every op that passes look into, fixed and symbolic sizes, states, branches and loops."""
+"""Random graphs for property tests: every op that passes look into, fixed and symbolic sizes, states, branches and loops, stored
+integers between quantise and dequantise nodes.
+"""
 
 from __future__ import annotations
 
 import math
 from random import Random
 
+import numpy as np
 import torch
 
-from trivet.fbs.structs import DType, IndexKind, MapOp, NormKind, PadMode, ReduceKind
+from trivet.fbs.structs import BinaryKind, DType, IndexKind, MapOp, NormKind, PadMode, ReduceKind
+from trivet.fixed_point import fixed_point
 from trivet.ir import ops
 from trivet.ir.dim import Dim
 from trivet.ir.graph import Graph, Loc, Module, State, Sym, Value
+from trivet.ir.infer import settle
 from trivet.ir.interop import dtype_of, torch_dtype
 from trivet.ir.parse import parse_module
-from trivet.ir.text import print_module
-from trivet.ir.types import Type, is_float
+from trivet.ir.text import print_module, scale_arrays
+from trivet.ir.types import Quant, Type, is_float, per_tensor
 from trivet.pipeline import name_values
 
 In = ops.Instr
@@ -23,6 +28,7 @@ UNARY = [MapOp.neg, MapOp.abs, MapOp.tanh, MapOp.sigmoid, MapOp.relu, MapOp.gelu
          MapOp.round, MapOp.floor, MapOp.elu, MapOp.erf]  # fmt: skip
 BINARY = [MapOp.add, MapOp.sub, MapOp.mul, MapOp.min, MapOp.max, MapOp.fmax]
 N = Dim.symbol("n")
+QUANTS = [per_tensor(0.05, -7), per_tensor(0.03125), per_tensor(0.05, 100), per_tensor(2.0, -128)]
 
 
 class Maker:
@@ -61,10 +67,17 @@ class Maker:
         return self.g.const(x)
 
     def add(
-        self, op: str, inputs: list[Value | None], dtype: DType, shape: tuple[int | Dim, ...], attrs: object
+        self,
+        op: str,
+        inputs: list[Value | None],
+        dtype: DType,
+        shape: tuple[int | Dim, ...],
+        attrs: object,
+        quant: Quant | None = None,
     ) -> Value:
         loc = Loc(f"m.{self.rng.randint(0, 3)}", f"net.py:{len(self.g.nodes)}", f"aten.{op}")
-        v = self.g.node(op, inputs, [Type(dtype, shape)], attrs, loc)[0]
+        v = self.g.node(op, inputs, [Type(dtype, shape, quant)], attrs, loc)[0]
+        settle(self.g.nodes[-1])
         self.pool.append(v)
         return v
 
@@ -206,7 +219,7 @@ class Maker:
         if x is None or isinstance(x.shape[0], Dim):
             return
         other = self.rng.choice([v for v in self.pool if v.dtype == x.dtype and v.shape[1:] == x.shape[1:] and v.type.rank > 0
-                                 and v.type.rank == x.type.rank])  # fmt: skip
+                                 and v.type.rank == x.type.rank and v.type.quant == x.type.quant])  # fmt: skip
         if isinstance(other.shape[0], int):
             self.add("concat", [x, other], x.dtype, (x.shape[0] + other.shape[0], *x.shape[1:]), ops.Concat(0))
 
@@ -275,6 +288,43 @@ class Maker:
             index = self.g.const(torch.tensor([0, -1, x.shape[0] - 1]))
             self.add("gather", [x, index], x.dtype, (3, *x.shape[1:]), ops.Gather(IndexKind.take, 0))
 
+    def store(self) -> None:
+        """An input as stored integers. (Of computed values rounding would show how passes changed them.)"""
+        x = self.rng.choice([v for v in self.g.inputs if v.dtype == F32])
+        q = self.rng.choice(QUANTS)
+        attrs = ops.Requantize(y_zero=q.zero, scale=float(np.float32(1) / q.scale))
+        self.add("requantize", [x], DType.i8, x.shape, attrs, q)
+
+    def stored(self) -> Value | None:
+        ok = [v for v in self.pool if v.dtype == DType.i8 and v.type.quant is not None]
+        return self.rng.choice(ok) if ok else None
+
+    def load(self) -> None:
+        x = self.stored()
+        if x is not None and x.type.quant is not None:
+            q = x.type.quant
+            self.add("requantize", [x], F32, x.shape, ops.Requantize(x_zero=q.zero, scale=float(q.scale)))
+
+    def integer(self) -> None:
+        """One operator on stored integers."""
+        x, q = self.stored(), self.rng.choice(QUANTS)
+        if x is None or x.type.quant is None:
+            return
+        zero, how = x.type.quant.zero, self.rng.randrange(4)
+        if how == 0:
+            m, s = fixed_point(float(x.type.quant.scale) / float(q.scale))
+            self.add("requantize", [x], DType.i8, x.shape, ops.Requantize(zero, q.zero, m, s), q)
+        elif how == 1:
+            gen = torch.Generator().manual_seed(self.rng.getrandbits(40))
+            table = self.g.const(torch.randint(-128, 128, (256,), generator=gen).to(torch.int8))
+            self.add("lookup", [x, table], DType.i8, x.shape, ops.Lookup(), q)
+        elif how == 2:
+            attrs = ops.Binary(BinaryKind.add, zero, zero, q.zero, 3, 5, 3)
+            self.add("binary", [x, x], DType.i8, x.shape, attrs, q)
+        elif x.type.rank > 0 and 0 not in x.shape:
+            attrs = ops.Qreduce(ReduceKind.mean, (0,), zero, q.zero, 3, 1)
+            self.add("qreduce", [x], DType.i8, (1, *x.shape[1:]), attrs, q)
+
     def copy(self) -> None:
         x = self.pick()
         if x is not None:
@@ -333,7 +383,7 @@ def fits(v: Value, x: Value) -> bool:
 
 STEPS = ["unary", "unary", "scalar", "scalar", "binary", "binary", "binary", "choose", "cast", "positions", "reshape", "reshape",
          "permute", "permute", "expand", "slice", "slice", "reduce", "concat", "pad", "matmul", "matmul", "conv", "conv", "norm",
-         "softmax", "gather", "copy", "branch", "loop"]  # fmt: skip
+         "softmax", "gather", "copy", "branch", "loop", "store", "load", "integer"]  # fmt: skip
 
 
 def random_module(rng: Random, symbolic: bool = False, steps: int = 14) -> tuple[Module, list[torch.Tensor]]:
@@ -372,7 +422,7 @@ def copy_module(module: Module) -> Module:
                     data[v.state.name] = v.state.init
             data.update({s.name: s.init for s, _ in at.writes if s.init is not None})
             stack += [s for n in at.nodes for s in n.graphs]
-    return parse_module(print_module(module), data)
+    return parse_module(print_module(module), data | scale_arrays(module))
 
 
 __all__ = ["Maker", "copy_module", "dtype_of", "random_module"]

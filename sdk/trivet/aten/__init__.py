@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from trivet.aten import block, complexes, create, index, nn, norm, pointwise, product, reduce, resample, rnn, shape
+from trivet.aten import (
+    block,
+    complexes,
+    create,
+    index,
+    nn,
+    norm,
+    pointwise,
+    product,
+    quantized,
+    reduce,
+    resample,
+    rnn,
+    shape,
+)
 from trivet.aten.common import Handler
 
 HANDLERS: dict[str, Handler] = complexes.with_complex(
@@ -18,6 +32,7 @@ HANDLERS: dict[str, Handler] = complexes.with_complex(
         **resample.HANDLERS,
         **index.HANDLERS,
         **rnn.HANDLERS,
+        **quantized.HANDLERS,
     }
 )
 

@@ -8,10 +8,12 @@ from typing import Any
 from trivet.error import Error
 from trivet.fbs.structs import Act, DType, IndexKind, MapOp, PadMode, ReduceKind, ScanKind, ScatterReduce
 from trivet.ir import ops
+from trivet.ir.carry import Mismatch
 from trivet.ir.dim import Dim, Shape, bounds, dim_max, dim_min, floor_div, substitute, symbols
 from trivet.ir.expr import Expr, Formula, Number, Reg
 from trivet.ir.graph import Graph, Loc, Value
-from trivet.ir.types import Type
+from trivet.ir.infer import settle
+from trivet.ir.types import Quant, Type
 
 Axes = Sequence[int]
 Scalar = Number | Dim
@@ -99,16 +101,23 @@ class Builder:
 
     # -- nodes
     def add(self, op: str, inputs: Sequence[Value | None], types: Sequence[Type], attrs: Any) -> list[Value]:
-        """Any node, as it is."""
-        return self.graph.node(op, list(inputs), list(types), attrs, self.loc)
+        """Any node, as it is. One that only moves elements of a quantised value passes the quantisation on."""
+        outputs = self.graph.node(op, list(inputs), list(types), attrs, self.loc)
+        if outputs:
+            try:
+                settle(self.graph.nodes[-1])
+            except Mismatch as e:
+                raise self.error(str(e)) from None
+        return outputs
 
-    def one(self, op: str, inputs: Sequence[Value | None], dtype: DType, shape: Shape, attrs: Any) -> Value:
-        """Any node with one output."""
-        return self.add(op, inputs, [Type(dtype, shape)], attrs)[0]
+    def one(self, op: str, inputs: Sequence[Value | None], dtype: DType, shape: Shape, attrs: Any,
+            quant: Quant | None = None) -> Value:  # fmt: skip
+        """Any node with one output. quant: of a result that is computed."""
+        return self.add(op, inputs, [Type(dtype, shape, quant)], attrs)[0]
 
-    def const(self, data: Any, name: str = "") -> Value:
-        """A constant from a torch tensor."""
-        return self.graph.const(data.detach(), name)
+    def const(self, data: Any, name: str = "", quant: Quant | None = None) -> Value:
+        """A constant from a torch tensor; quant: what its numbers stand for."""
+        return self.graph.const(data.detach(), name, quant)
 
     def ints(self, numbers: Sequence[int]) -> Value:
         """A constant vector of i64."""

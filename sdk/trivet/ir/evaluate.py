@@ -11,6 +11,7 @@ from trivet.ir.graph import Graph, Node, State, Sym, Value
 from trivet.ir.interop import dtype_of, torch_dtype
 from trivet.ir.reference_map import run_map
 from trivet.ir.reference_ops import KERNELS
+from trivet.ir.reference_quant import KERNELS_QUANT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -134,8 +135,9 @@ def _compute(node: Node, x: list[Any], dims: Dims, states: States) -> list[Any]:
     shapes = [_shape(v, dims) for v in node.outputs]
     if node.op == "map":
         return [run_map(a.code, x, shapes[0], dims)]
-    if node.op in KERNELS:
-        return KERNELS[node.op](node, x, shapes)
+    kernel = KERNELS.get(node.op) or KERNELS_QUANT.get(node.op)
+    if kernel is not None:
+        return kernel(node, x, shapes)
     if node.op == "nonzero":
         return [torch.nonzero(x[0])]
     if node.op == "item":

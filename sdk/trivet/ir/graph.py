@@ -11,7 +11,7 @@ from typing import Any
 
 from trivet.fbs.structs import DType
 from trivet.ir.dim import INF, Dim, Shape
-from trivet.ir.types import Type
+from trivet.ir.types import Quant, Type
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,6 @@ class Value:
     state: State | None = None  # the state's content as the run begins
     order: tuple[int, ...] | None = None  # memory order of the axes, outermost first; None: row-major. Set by layout.
     placement: Placement | None = None
-    quant: Any = None  # reserved for quantisation (scale, zero point, axis, group)
 
     @property
     def dtype(self) -> DType:
@@ -154,11 +153,11 @@ class Graph:
             self.nodes.insert(before, n)
         return outs
 
-    def const(self, data: Any, name: str = "") -> Value:
-        """A constant from a torch tensor."""
+    def const(self, data: Any, name: str = "", quant: Quant | None = None) -> Value:
+        """A constant from a torch tensor; quant: what its numbers stand for."""
         from trivet.ir.interop import dtype_of
 
-        v = self.value(Type(dtype_of(data), tuple(int(d) for d in data.shape)), name)
+        v = self.value(Type(dtype_of(data), tuple(int(d) for d in data.shape), quant), name)
         v.const = Const(v.name, data)
         return v
 

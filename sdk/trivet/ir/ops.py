@@ -11,6 +11,7 @@ from typing import Any
 
 from trivet.fbs.structs import (
     Act,
+    BinaryKind,
     DType,
     GridPad,
     IndexKind,
@@ -55,7 +56,7 @@ class Copy:
 @dataclass(frozen=True, slots=True)
 class Reduce:
     """Output has size 1 along axes. argmax, argmin: i64; with all axes: position in the flattened input. sum and prod of
-    integers and bool: i64 (or the output's dtype).
+    integers and bool: i64 (or the output's dtype). sum, prod, mean and var of f16 and bf16: that dtype or f32.
     """
 
     kind: ReduceKind
@@ -230,6 +231,186 @@ class Item:
     symbol: str
 
 
+# ---- quantised: arithmetic as the comments of schema/ops.fbs say. Numbers in attributes are explicit; Type.quant of the values
+# says the same for people and passes.
+@dataclass(frozen=True, slots=True)
+class Requantize:
+    """f32 -> i8 or i16; i8 or i16 -> f32; i8 or i16 -> i8 or i16. One scale for all elements.
+    Only before fold_qdq: from or to f32 with no attribute given, the stored value's Type.quant, of any kind, says it all.
+    Then real = scale * (stored - zero) + offset, and stored = clamp(zero + half_even((real - offset) * (1 / scale))), each
+    operation rounded to f32.
+    """
+
+    x_zero: int = 0
+    y_zero: int = 0
+    multiplier: int = 0
+    shift: int = 0
+    scale: float = 1.0
+    lo: int = -128
+    hi: int = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Rowquant:
+    """x (f32) as qmatmul's dynamic 1 (affine: 2) reads its rows, the last axis: quantised and made real again. Only before fold_qdq."""
+
+    affine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """a, b (i8 or i16, broadcast to the output) -> y of their dtype."""
+
+    kind: BinaryKind
+    a_zero: int
+    b_zero: int
+    y_zero: int
+    a_multiplier: int
+    b_multiplier: int
+    shift: int
+    lo: int = -128
+    hi: int = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """x (i8 or u8), table[256] -> y of the table's dtype: table[x + 128] for i8, table[x] for u8."""
+
+
+@dataclass(frozen=True, slots=True)
+class Qconv:
+    """inputs x (i8, i16, f32), w i8, scale, bias or None; shapes as of conv.
+    x stored: acc = sum((x - x_zero) * w) + bias (i32[O]). y stored: scale is i32[2, O], rows multiplier and shift; y =
+    clamp(y_zero + rescale(acc, ..)). y f32: act(f32(acc) * scale[o]), scale f32[O].
+    x f32: y = act(sum(x * w) * scale[o] + bias[o]), all f32.
+    """
+
+    nd: int
+    stride: tuple[int, ...]
+    pad: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+    transposed: bool = False
+    packed: bool = False
+    act: Act = Act.none
+    lo: float = 0.0
+    hi: float = 0.0
+    kernel: tuple[int, ...] = ()
+    x_zero: int = 0
+    y_zero: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Qmatmul:
+    """inputs a[.., M, K] (i8, i16, f32), b[.., K, N] (i8; u8 with values 0..15 where bits is 4; or packed), scale, bias[N] or
+    None, offset or None. See schema/ops.fbs for the arithmetic of the forms.
+    """
+
+    packed: bool = False
+    bits: int = 8
+    act: Act = Act.none
+    dynamic: int = 0
+    group: int = 0
+    a_zero: int = 0
+    b_zero: int = 0
+    y_zero: int = 0
+    lo: float = 0.0
+    hi: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Qgather:
+    """inputs table[V, D] (i8, u8 0..15, or packed as b of qmatmul with N = V, K = D), index (i64 or i32, any shape), scale, offset
+    or None -> y[index shape, D] f32.
+    """
+
+    packed: bool = False
+    bits: int = 8
+    group: int = 0
+    zero: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Qpool:
+    """Average pooling of x[N, C, spatial..] (i8, i16)."""
+
+    nd: int
+    kernel: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    pad: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    count_include_pad: bool = True
+    divisor: int = 0
+    adaptive: bool = False
+    ceil_mode: bool = False
+    x_zero: int = 0
+    y_zero: int = 0
+    multiplier: int = 0
+    shift: int = 0
+    lo: int = -128
+    hi: int = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Qreduce:
+    """mean or sum of x (i8, i16); the output has size 1 along axes."""
+
+    kind: ReduceKind
+    axes: tuple[int, ...]
+    x_zero: int = 0
+    y_zero: int = 0
+    multiplier: int = 0
+    shift: int = 0
+    lo: int = -128
+    hi: int = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Qsoftmax:
+    """x i8, table i32[256] -> y i8 with scale 1/256."""
+
+    axis: int
+    y_zero: int = -128
+    lo: int = -128
+    hi: int = 127
+
+
+@dataclass(frozen=True, slots=True)
+class Qnorm:
+    """x i8, weight i32 or None, bias i32 or None (both of the shape of the last `axes` axes) -> y i8. layer and rms."""
+
+    kind: NormKind
+    axes: int = 1
+    x_zero: int = 0
+    y_zero: int = 0
+    multiplier: int = 0
+    shift: int = 0
+    lo: int = -128
+    hi: int = 127
+    eps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Qresize:
+    """Linear, x[N, C, spatial..] (i8, i16) -> the same scale."""
+
+    nd: int
+    align_corners: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Qrnn:
+    """inputs x[T, N, I] i8, w_ih[G*H, I] i8, w_hh[G*H, H] i8, scale i32[4, G*H], table i16[2, 513], b_ih i32 or None, b_hh i32
+    or None, h0[N, H] i16 or None, c0[N, H] i16 or None -> y[T, N, H] i8 (scale 2^-7), h[N, H] i16 (2^-15), c[N, H] i16 (2^-11,
+    lstm). lstm, gru, tanh.
+    """
+
+    kind: RnnKind
+    reverse: bool = False
+    packed: bool = False
+    x_zero: int = 0
+
+
 # ---- views: no work at run time once storage is assigned (a copy node is put in where it cannot be a view) --------------
 @dataclass(frozen=True, slots=True)
 class Permute:
@@ -275,7 +456,7 @@ class Diagonal:
 
 @dataclass(frozen=True, slots=True)
 class Bitcast:
-    """Same bits, another dtype of the same size."""
+    """Same bits, another dtype of the same size, or other real numbers that they stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +513,19 @@ OPS: dict[str, OpInfo] = {
     "grid_sample": OpInfo(GridSample, ("x", "grid")),
     "nonzero": OpInfo(Nonzero, ("x",)),
     "item": OpInfo(Item, ("x",), (0, 0)),
+    "requantize": OpInfo(Requantize, ("x",)),
+    "rowquant": OpInfo(Rowquant, ("x",), kernel=False),
+    "binary": OpInfo(Binary, ("a", "b")),
+    "lookup": OpInfo(Lookup, ("x", "table")),
+    "qconv": OpInfo(Qconv, ("x", "w", "scale", "bias?")),
+    "qmatmul": OpInfo(Qmatmul, ("a", "b", "scale", "bias?", "offset?")),
+    "qgather": OpInfo(Qgather, ("table", "index", "scale", "offset?")),
+    "qpool": OpInfo(Qpool, ("x",)),
+    "qreduce": OpInfo(Qreduce, ("x",)),
+    "qsoftmax": OpInfo(Qsoftmax, ("x", "table")),
+    "qnorm": OpInfo(Qnorm, ("x", "weight?", "bias?")),
+    "qresize": OpInfo(Qresize, ("x",)),
+    "qrnn": OpInfo(Qrnn, ("x", "w_ih", "w_hh", "scale", "table", "b_ih?", "b_hh?", "h0?", "c0?"), (2, 3)),
     "permute": _view(Permute),
     "reshape": _view(Reshape),
     "expand": _view(Expand),

@@ -5,29 +5,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import IntEnum
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_type_hints
+from math import prod
+from typing import Any, get_type_hints
+
+import numpy as np
 
 from trivet.fbs.structs import DType, MapOp
+from trivet.ir.carry import scale_shape
 from trivet.ir.dim import INF, Dim, Shape, parse_dim
 from trivet.ir.graph import Const, Graph, Loc, Module, Node, Placement, State, Sym, Value
 from trivet.ir.ops import OPS, Instr, Map
-from trivet.ir.types import Type, is_float
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trivet.ir.types import Quant, Type, is_float
 
 _TOKEN = re.compile(r"""\s+ | //[^\n]* | ("(?:[^"\\]|\\.)*" | [%@][\w.]+ | \#[0-9a-f]{8} | -?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?
                         | [A-Za-z_][\w.]* | \.\. | .)""", re.VERBOSE)  # fmt: skip
 
 
-def parse_module(text: str, consts: Mapping[str, Tensor] | None = None) -> Module:
+def parse_module(text: str, consts: Mapping[str, Any] | None = None) -> Module:
     """Reads the text form.
 
     Args:
         text: as print_module writes it; // begins a comment.
-        consts: data of the constants and states that are not written out, by name; others are zeros.
+        consts: what is not written out: torch tensors of constants and states by name, float32 numpy arrays of scales by
+            checksum (text.scale_arrays); others are zeros.
 
     Raises:
         ValueError: the line and what was expected there.
@@ -35,7 +38,7 @@ def parse_module(text: str, consts: Mapping[str, Tensor] | None = None) -> Modul
     return _Parser(text, consts or {}).module()
 
 
-def parse_graph(text: str, consts: Mapping[str, Tensor] | None = None) -> Graph:
+def parse_graph(text: str, consts: Mapping[str, Any] | None = None) -> Graph:
     """The only entry of a module."""
     (graph,) = parse_module(text, consts).entries.values()
     return graph
@@ -47,7 +50,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 class _Parser:
-    def __init__(self, text: str, data: Mapping[str, Tensor]) -> None:
+    def __init__(self, text: str, data: Mapping[str, Any]) -> None:
         self.text, self.data = text, data
         self.tokens = [(m.group(1), m.start()) for m in _TOKEN.finditer(text) if m.group(1)]
         self.at = 0
@@ -80,12 +83,12 @@ class _Parser:
         return str(json.loads(t)) if t.startswith('"') else t
 
     def until(self, *ends: str) -> str:
-        """The text of the tokens up to one of ends, outside of parentheses."""
+        """The text of the tokens up to one of ends, outside of parentheses and braces."""
         parts: list[str] = []
         depth = 0
         while depth or self.peek() not in ends:
             t = self.take()
-            depth += {"(": 1, ")": -1}.get(t, 0)
+            depth += {"(": 1, ")": -1, "{": 1, "}": -1}.get(t, 0)
             parts.append(t)
         return " ".join(parts)
 
@@ -104,7 +107,45 @@ class _Parser:
         name = self.take()
         if name not in DType.__members__:
             raise self.error(f"there is no dtype {name}")
-        return Type(DType[name], self.dims("[", "]"))
+        dtype, shape = DType[name], self.dims("[", "]")
+        return Type(dtype, shape, self.quant(shape) if self.peek() == "{" else None)
+
+    def quant(self, shape: Shape) -> Quant:
+        """{scale, zero, ..} or {axis=.., scale=[..] or checksum, ..}."""
+        self.take("{")
+        given: dict[str, Any] = {}
+        for name in ("scale", "zero"):
+            if self.peek(1) != "=" and self.peek() != "}":
+                given[name] = self.number(name == "zero")
+                self.accept(",")
+        while not self.accept("}"):
+            name = self.take()
+            if name not in _hints(Quant):
+                raise self.error(f"quantisation has no {name}")
+            self.take("=")
+            given[name] = self.array() if name in ("scale", "offset") else int(self.number(True))
+            self.accept(",")
+        if "scale" not in given:
+            raise self.error("quantisation needs a scale")
+        arrays = {name: given.pop(name) for name in ("scale", "offset") if name in given}
+        quant = Quant(np.zeros((), np.float32), **given)
+        if quant.axis is not None and not 0 <= quant.axis < len(shape):
+            raise self.error(f"there is no axis {quant.axis}")
+        size = [int(str(d)) for d in scale_shape(quant, shape)]
+        for name, x in arrays.items():
+            if isinstance(x, str):
+                x = self.data.get(x, np.zeros(size, np.float32))
+            if np.size(x) != prod(size):
+                raise self.error(f"{name} has {np.size(x)} elements, not {prod(size)}")
+            arrays[name] = np.asarray(x, np.float32).reshape(size)
+        return replace(quant, **arrays)
+
+    def array(self) -> list[float] | str:
+        """The elements, or the checksum of what was too long to write out."""
+        if self.peek().startswith("#"):
+            return self.take()
+        self.take("[")
+        return [self.scalar(DType.f32) for _ in iter(lambda: self.accept("]"), True)]
 
     # -- module
     def module(self) -> Module:

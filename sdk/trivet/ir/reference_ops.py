@@ -43,7 +43,7 @@ def _out(node: Node, i: int = 0) -> Any:
     return torch_dtype(node.outputs[i].dtype)
 
 
-def activate(x: Tensor, a: ops.Matmul | ops.Conv) -> Tensor:
+def activate(x: Tensor, a: ops.Matmul | ops.Conv | ops.Qmatmul | ops.Qconv) -> Tensor:
     """The activation of an epilogue."""
     import torch
     from torch.nn import functional as fn
@@ -139,9 +139,6 @@ def _matmul(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
 
 
 def _conv(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
-    import torch
-    from torch.nn import functional as fn
-
     a: ops.Conv = node.attrs
     x, w, bias, residual = (*inputs, None, None)[:4]
     if a.packed:
@@ -150,23 +147,32 @@ def _conv(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
     integers = None if x.is_floating_point() else x.dtype
     if integers:
         x, w = x.double(), w.double()
-    want = shapes[0][2:]
+    y = conv_sum(x, w, a, shapes[0])
+    if integers:
+        y = y.to(integers)
+    return _epilogue(node, y, None if bias is None else bias.reshape([-1] + [1] * a.nd), residual)
+
+
+def conv_sum(x: Tensor, w: Tensor, a: ops.Conv | ops.Qconv, shape: Sequence[int]) -> Tensor:
+    """The sums of products of a convolution whose output has this shape."""
+    import torch
+    from torch.nn import functional as fn
+
+    want = shape[2:]
+    if 0 in shape:
+        return x.new_zeros(tuple(shape))
     if a.transposed:
         f = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)[a.nd - 1]
         full = f(x, w, None, a.stride, 0, 0, a.groups, a.dilation)
         # padding crops at the low side; the high side is cropped, or filled with the zeros of output_padding
-        y = fn.pad(
+        return fn.pad(
             full, _pads([-p for p in a.pad], [o + p - s for o, p, s in zip(want, a.pad, full.shape[2:], strict=True)])
         )
-    else:
-        span = [d * (k - 1) + 1 for d, k in zip(a.dilation, w.shape[2:], strict=True)]
-        high = [(o - 1) * s + e - n - p
-                for o, s, e, n, p in zip(want, a.stride, span, x.shape[2:], a.pad, strict=True)]  # fmt: skip
-        y = (torch.conv1d, torch.conv2d, torch.conv3d)[a.nd - 1](
-            fn.pad(x, _pads(a.pad, high)), w, None, a.stride, 0, a.dilation, a.groups)  # fmt: skip
-    if integers:
-        y = y.to(integers)
-    return _epilogue(node, y, None if bias is None else bias.reshape([-1] + [1] * a.nd), residual)
+    span = [d * (k - 1) + 1 for d, k in zip(a.dilation, w.shape[2:], strict=True)]
+    high = [(o - 1) * s + e - n - p
+            for o, s, e, n, p in zip(want, a.stride, span, x.shape[2:], a.pad, strict=True)]  # fmt: skip
+    return (torch.conv1d, torch.conv2d, torch.conv3d)[a.nd - 1](
+        fn.pad(x, _pads(a.pad, high)), w, None, a.stride, 0, a.dilation, a.groups)  # fmt: skip
 
 
 def _pads(low: Sequence[int], high: Sequence[int]) -> list[int]:
@@ -390,6 +396,7 @@ def _resize(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
     names = {ResizeMode.nearest: "upsample_nearest{}d", ResizeMode.nearest_exact: "_upsample_nearest_exact{}d"}
     linear = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
     x, size = widen(inputs[0]), list(shapes[0][2:])
+    x = x if x.is_floating_point() else x.double()
     scale = [s or None for s in a.scale] or [None] * a.nd
     if a.mode in names:
         y = getattr(torch.ops.aten, names[a.mode].format(a.nd)).default(x, size, *scale)

@@ -9,7 +9,7 @@ from typing import Any
 from trivet.fbs.structs import MapOp
 from trivet.ir.dim import Dim, symbols
 from trivet.ir.graph import Graph, Loc, Module, Node, Sym, Value
-from trivet.ir.infer import Sizes
+from trivet.ir.infer import Sizes, settle
 from trivet.ir.ops import Expand, Instr, Map
 from trivet.ir.types import Type
 
@@ -99,6 +99,8 @@ class Rewriter:
         """n computes an expression; one that only loads is a broadcast, or nothing at all."""
         if len(code) > 1 or code[0].op != MapOp.load:
             self.become(n, "map", list(inputs), Map(code), *also)
+        elif inputs[0].type.quant != n.outputs[0].type.quant:
+            self.become(n, "map", list(inputs), Map(code), *also)  # the stored numbers by themselves
         elif inputs[0].shape != n.outputs[0].shape:
             self.become(n, "expand", [inputs[0]], Expand(), *also)
         else:
@@ -107,9 +109,12 @@ class Rewriter:
             self._gone.add(n)
 
     def before(self, place: Node, op: str, inputs: list[Value | None], type: Type, attrs: Any, loc: Loc) -> Value:
-        """A new node with one output in front of place."""
+        """A new node with one output in front of place. If it only moves elements of a quantised value, the quantisation
+        follows from that.
+        """
         v = self.graph.value(type)
         v.node = Node(op, inputs, [v], attrs, loc)
+        settle(v.node)
         self._before.setdefault(place, []).append(v.node)
         self._enter(v.node)
         return v

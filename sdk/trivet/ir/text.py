@@ -1,6 +1,6 @@
 """The text form of the IR. What is printed here is read by parse.py to the same module; README.md in sdk/ explains it.
 
-Small constants are written out, larger ones appear by dtype, shape and checksum.
+Small constants and arrays of scales are written out, larger ones appear by dtype, shape and checksum.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from trivet.fbs.structs import MapOp
 from trivet.ir.dim import INF, Dim
 from trivet.ir.graph import Const, Graph, Loc, Module, Node, State, Sym, Value
 from trivet.ir.ops import Instr, Map
-from trivet.ir.types import is_float
+from trivet.ir.types import INLINE, array_text, is_float
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-INLINE = 8  # elements of a constant that is written out
 
 
 def print_module(module: Module) -> str:
@@ -91,6 +89,25 @@ def raw_bytes(data: Tensor) -> Tensor:
     if flat.numel() and flat.stride(0) != 1:
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
+
+
+def scale_arrays(module: Module) -> dict[str, Any]:
+    """The arrays of scales and offsets that the text has only checksums of, by checksum ("#f288b395"), for parse_module."""
+    out: dict[str, Any] = {}
+
+    def add(graph: Graph) -> None:
+        for v in graph.values():
+            q = v.type.quant
+            for x in (q.scale, q.offset) if q is not None else ():
+                if x is not None and x.size > INLINE:
+                    out[array_text(x)] = x
+        for n in graph.nodes:
+            for sub in n.graphs:
+                add(sub)
+
+    for entry in module.entries.values():
+        add(entry)
+    return out
 
 
 def _number(x: Any) -> str:

@@ -8,12 +8,14 @@ from typing import Any
 from trivet.error import Error
 from trivet.fbs.structs import DType, MapOp, PadMode
 from trivet.ir import ops
+from trivet.ir.carry import Mismatch
 from trivet.ir.dim import Dim, symbols
 from trivet.ir.graph import Const, Graph, Module, Node, State, Value
-from trivet.ir.infer import Mismatch, Sizes, infer
+from trivet.ir.infer import Sizes, infer
+from trivet.ir.infer_quant import QUANTISED, attrs_wrong, quant_wrong
 from trivet.ir.interop import dtype_of
 from trivet.ir.reference_map import COMPARES, LEAVES, TESTS, arity
-from trivet.ir.types import is_float
+from trivet.ir.types import Type, is_float
 
 MAX_RANK = 8
 _BITS = (MapOp.and_, MapOp.or_, MapOp.xor_, MapOp.not_)
@@ -42,6 +44,7 @@ class _Checker:
         self.after, self.names = after, names  # names: of constants and states, common to the module
         self.sizes = Sizes({})
         self.known: set[str] = set()
+        self.types: dict[Const, Type] = {}  # with which constants are read
 
     def fail(self, why: str, graph: Graph, node: Node | None = None) -> Error:
         what = f"{why}, in {node}" if node is not None else why
@@ -66,8 +69,11 @@ class _Checker:
                 raise self.fail(f"state {state.name} is written twice", graph)
             seen.add(state)
             self._own(state.name, state, graph)
-            if v.dtype != state.type.dtype or not self.sizes.same_shape(v.shape, state.type.shape):
+            if not self._same(v.type, state.type):
                 raise self.fail(f"state {state.name} is {state.type}, written with {v.type}", graph)
+
+    def _same(self, a: Type, b: Type) -> bool:
+        return a.dtype == b.dtype and a.quant == b.quant and self.sizes.same_shape(a.shape, b.shape)
 
     def graph(self, graph: Graph) -> None:
         defined: set[Value] = set()
@@ -118,6 +124,14 @@ class _Checker:
         self._own(c.name, c, graph)
         if c.data is not None and (dtype_of(c.data) != v.dtype or tuple(c.data.shape) != v.shape):
             raise self.fail(f"{v} is {v.type}, its data {dtype_of(c.data).name}{list(c.data.shape)}", graph, node)
+        if self.types.setdefault(c, v.type) != v.type:
+            raise self.fail(f"{v} is read as {v.type} and as {self.types[c]}", graph, node)
+        self._quant(v, graph, node)
+
+    def _quant(self, v: Value, graph: Graph, node: Node | None) -> None:
+        why = quant_wrong(v.type)
+        if why:
+            raise self.fail(f"{v} is {v.type}: {why}", graph, node)
 
     def _shape(self, v: Value, graph: Graph, node: Node | None) -> None:
         if v.type.rank > MAX_RANK:
@@ -126,6 +140,7 @@ class _Checker:
             if isinstance(d, int) and d < 0:
                 raise self.fail(f"{v} has a negative size: {v.type}", graph, node)
             self._dim(d, graph, node)
+        self._quant(v, graph, node)
 
     def _dim(self, d: int | Dim | None, graph: Graph, node: Node | None) -> None:
         unknown = symbols(d) - self.known if isinstance(d, Dim) else set()
@@ -164,7 +179,7 @@ class _Checker:
         except (IndexError, ValueError, TypeError) as e:
             raise self.fail(f"its type cannot be worked out ({e})", graph, n) from None
         for v, t in zip(n.outputs, types, strict=True):
-            if v.dtype != t.dtype or not self.sizes.same_shape(v.shape, t.shape):
+            if not self._same(v.type, t):
                 raise self.fail(f"{v} is declared {v.type}, inputs give {t}", graph, n)
 
     def _operands(self, n: Node, info: ops.OpInfo, graph: Graph) -> None:
@@ -187,8 +202,8 @@ class _Checker:
         for i, sub in enumerate(n.graphs):
             if sub.writes:
                 raise self.fail(f"graph {sub.name} writes states", graph, n)
-            if [v.dtype for v in sub.inputs] != [v.dtype for v in fed] or not all(
-                self.sizes.same_shape(a.shape, b.shape) for a, b in zip(sub.inputs, fed, strict=True)
+            if len(sub.inputs) != len(fed) or not all(
+                self._same(a.type, b.type) for a, b in zip(sub.inputs, fed, strict=True)
             ):
                 raise self.fail(f"graph {sub.name} takes {[str(v.type) for v in sub.inputs]}, "
                                 f"gets {[str(v.type) for v in fed]}", graph, n)  # fmt: skip
@@ -199,7 +214,7 @@ class _Checker:
             if [v.dtype for v in sub.outputs] != want:
                 raise self.fail(f"graph {sub.name} gives {[v.dtype.name for v in sub.outputs]}", graph, n)
             if not (n.op == "while" and i == 0) and not all(
-                self.sizes.same_shape(a.shape, b.shape) for a, b in zip(sub.outputs, n.outputs, strict=True)
+                self._same(a.type, b.type) for a, b in zip(sub.outputs, n.outputs, strict=True)
             ):
                 raise self.fail(f"graph {sub.name} gives {[str(v.type) for v in sub.outputs]}", graph, n)
         if n.op == "if" and (values[0].dtype != DType.bool or values[0].type.count != 1):
@@ -275,12 +290,12 @@ def _attrs(n: Node) -> str:
         return f"axes {axes} of {rank}"
     if isinstance(a, ops.Slice) and a.step == 0:
         return "step 0"
-    if isinstance(a, ops.Conv):
+    if isinstance(a, ops.Conv | ops.Qconv):
         if not 1 <= a.nd <= 3 or any(len(t) != a.nd for t in (a.stride, a.pad, a.dilation)):
             return f"stride {a.stride}, pad {a.pad} and dilation {a.dilation} need {a.nd} numbers"
         if min(a.stride) < 1 or min(a.dilation) < 1 or a.groups < 1:
             return "stride, dilation and groups start at 1"
-    if isinstance(a, ops.Pool) and not a.adaptive:
+    if isinstance(a, ops.Pool | ops.Qpool) and not a.adaptive:
         if len(a.kernel) != a.nd or any(len(t) not in (0, a.nd) for t in (a.stride, a.pad, a.dilation)):
             return f"kernel {a.kernel} and stride {a.stride} need {a.nd} numbers"
         if min(a.kernel) < 1 or min(a.stride or (1,)) < 1:
@@ -296,4 +311,4 @@ def _attrs(n: Node) -> str:
             return f"{channels} channels in {a.groups} groups"
         if a.kind != a.kind.group and not 0 <= a.axes <= rank:
             return f"{a.axes} of {rank} axes"
-    return ""
+    return attrs_wrong(n) if n.op in QUANTISED else ""

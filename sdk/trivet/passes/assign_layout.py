@@ -16,9 +16,13 @@ from trivet.pipeline import Context
 from trivet.schedule import all_graphs
 from trivet.views import apply, count, dense, memory_order, same_strides, unit_axis
 
-FOLLOWS = ("reduce", "softmax", "pad", "scan", "norm", "scatter", "sort")  # the output lies as the input does
-IMAGES = ("pool", "resize", "grid_sample")
+FOLLOWS = ("reduce", "softmax", "pad", "scan", "norm", "scatter", "sort", "qreduce", "qsoftmax",
+           "qnorm")  # the output lies as the input does  # fmt: skip
+ELEMENTWISE = ("map", "binary", "requantize", "lookup")
+CONVS = ("conv", "qconv")
+IMAGES = ("pool", "resize", "grid_sample", "qpool", "qresize")
 FEW_CHANNELS, FEW_TAPS = 4, 9
+_PASS_ON = (*ELEMENTWISE, "pad", "concat", "pool", "resize", "qpool", "qresize")
 DEPTH = 12  # how far a wish is passed on through elementwise nodes
 
 
@@ -37,7 +41,7 @@ def channels_last(rank: int) -> tuple[int, ...]:
 
 
 def is_image_op(node: Node) -> bool:
-    return node.op in ("conv", *IMAGES) or (node.op == "norm" and node.attrs.kind == NormKind.group)
+    return node.op in (*CONVS, *IMAGES) or (node.op == "norm" and node.attrs.kind == NormKind.group)
 
 
 class _Layout:
@@ -69,7 +73,7 @@ class _Layout:
     def graph(self, graph: Graph) -> None:
         turned: dict[Value, Value] = {}
         for node in list(graph.nodes):
-            if node.op == "conv":
+            if node.op in CONVS:
                 self._feed(graph, node, turned)
             if ops.OPS[node.op].view:
                 x, y = node.inputs[0], node.outputs[0]
@@ -104,14 +108,14 @@ class _Layout:
         rank = len(out.shape)
         if rank < 3:
             return None
-        if node.op == "conv":
+        if node.op in CONVS:
             return channels_last(rank)
         x = node.inputs[0] if node.inputs else None
         if is_image_op(node) and x is not None:
             if unit_axis(x.shape, self.of(x)) == 1 or self._wants(out, DEPTH):
                 return channels_last(rank)
             return self._follow(x, out)
-        if node.op in ("map", "concat"):
+        if node.op in (*ELEMENTWISE, "concat"):
             return self._vote(node, out)
         if node.op in FOLLOWS and x is not None and len(x.shape) == rank:
             return self._follow(x, out)
@@ -133,7 +137,7 @@ class _Layout:
         for v in node.inputs:
             if v is None or len(v.shape) != len(out.shape) or v.const is not None:
                 continue
-            if node.op == "map" and v.shape != out.shape:
+            if node.op in ELEMENTWISE and v.shape != out.shape:
                 continue
             order = self._follow(v, out)
             if order is not None and same_strides(out.shape, dense(out.shape, order), dense(out.shape)):
@@ -152,11 +156,11 @@ class _Layout:
             return self.wishes.get(v, False)
         self.wishes[v] = False
         for node in self.uses.get(v, ()):
-            if node.op == "conv":
+            if node.op in CONVS:
                 wanted = node.inputs[0] is v and v.shape[1] != 1
             else:
                 group = node.op == "norm" and node.attrs.kind == NormKind.group
-                passes_on = group or node.op in ("map", "pad", "concat", "pool", "resize")
+                passes_on = group or node.op in _PASS_ON
                 wanted = (
                     passes_on and node.outputs[0].type.rank == v.type.rank and self._wants(node.outputs[0], depth - 1)
                 )

@@ -15,6 +15,7 @@ from trivet.ir.axes import through_permute
 from trivet.ir.dim import Shape
 from trivet.ir.graph import Graph, Module, Node, Value
 from trivet.ir.infer import Sizes
+from trivet.ir.ops import OPS
 from trivet.ir.rewrite import Rewriter, graphs_of, join_locs
 from trivet.ir.simplify import simplify
 from trivet.ir.types import Type
@@ -41,10 +42,16 @@ def _round(graph: Graph, sizes: Sizes) -> bool:
         if n.outputs and all(rw.dead(v) for v in n.outputs):
             continue
         rule = _RULES.get(n.op)
+        if OPS[n.op].view and _per_axis(n.outputs[0]):
+            continue  # a view of a weight in which other views need not keep the scales; folding constants takes it away
         if rule is not None and rule(n, rw, sizes):
             changed = True
-    changed = _merge_equal(graph, rw) or changed
+    changed = merge_equal(graph, rw) or changed
     return rw.finish() or changed
+
+
+def _per_axis(v: Value) -> bool:
+    return v.type.quant is not None and v.type.quant.axis is not None
 
 
 def _source(v: Value | None, op: str) -> Node | None:
@@ -172,7 +179,7 @@ def _slice(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
 
 def _bitcast(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
     x, y = _in(n), n.outputs[0]
-    if x.dtype == y.dtype:
+    if x.type == y.type:
         rw.replace(y, x)
         return True
     p = _source(x, "bitcast")
@@ -224,7 +231,7 @@ def _map(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
     if code != n.attrs.code or used != n.inputs or repr(code) != repr(n.attrs.code):
         rw.become(n, "map", list(used), ops.Map(code))
         changed = True
-    if len(code) == 1 and code[0].op == MapOp.load:
+    if len(code) == 1 and code[0].op == MapOp.load and used[0].type.quant == y.type.quant:
         x = used[0]
         if x.shape == y.shape:
             rw.replace(y, x)
@@ -271,7 +278,9 @@ def _sink_view(n: Node, rw: Rewriter) -> bool:
     if p is None or p.op not in ("reshape", "permute") or rw.sole(views[0]) is not n or _in(p).node is None:
         return False
     x = _in(p)
-    mapped = rw.before(n, "map", [x if v is views[0] else v for v in n.inputs], Type(y.dtype, x.shape), n.attrs, n.loc)
+    mapped = rw.before(
+        n, "map", [x if v is views[0] else v for v in n.inputs], Type(y.dtype, x.shape, y.type.quant), n.attrs, n.loc
+    )
     rw.become(n, p.op, [mapped], p.attrs, p.loc)
     return True
 
@@ -303,7 +312,7 @@ def _sink_permute(n: Node, rw: Rewriter) -> bool:
                     z = rw.before(n, "reshape", [z], Type(z.dtype, full), ops.Reshape(), n.loc)
                 shape = tuple(full[i] for i in back)
                 inputs.append(rw.before(n, "permute", [z], Type(z.dtype, shape), ops.Permute(back), n.loc))
-        mapped = rw.before(n, "map", inputs, Type(y.dtype, x.shape), n.attrs, n.loc)
+        mapped = rw.before(n, "map", inputs, Type(y.dtype, x.shape, y.type.quant), n.attrs, n.loc)
         rw.become(n, "permute", [mapped], p.attrs, p.loc)
         return True
     return False
@@ -401,7 +410,7 @@ def _unread(g: Graph, v: Value) -> bool:
 
 
 # ---- equal nodes
-def _merge_equal(graph: Graph, rw: Rewriter) -> bool:
+def merge_equal(graph: Graph, rw: Rewriter) -> bool:
     """Nodes of the same op, attributes, operands and types are one."""
     made: dict[object, Node] = {}
     changed = False

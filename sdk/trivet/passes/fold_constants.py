@@ -1,6 +1,7 @@
 """What depends on constants only is computed now, with the reference evaluator; equal constants become one.
 
-A result much larger than its operands stays a node: it is cheaper to make than to store. Views of a constant that others read
+A result much larger than its operands stays a node: it is cheaper to make than to store. So does the real form of a quantised
+weight: fold_qdq reads the stored one. Views of a constant that others read
 as well stay views, so that its bytes are in the file once.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from trivet.fbs.structs import DType
 from trivet.ir.evaluate import evaluate_node
 from trivet.ir.graph import Const, Graph, Module, Node, Value
 from trivet.ir.ops import OPS
 from trivet.ir.rewrite import Rewriter, attr_symbols, graphs_of
 from trivet.ir.text import checksum, raw_bytes
-from trivet.ir.types import SIZES, Type
+from trivet.ir.types import SIZES
 
 if TYPE_CHECKING:
     from trivet.pipeline import Context
@@ -56,7 +58,7 @@ class _Folder:
         rw.finish()
 
     def _can(self, n: Node) -> bool:
-        if n.op in _KEPT or n.graphs or not n.outputs:
+        if n.op in _KEPT or n.graphs or not n.outputs or _dequantizes(n):
             return False
         if not all(v is None or (v.const is not None and v.const.data is not None) for v in n.inputs):
             return False
@@ -76,7 +78,7 @@ class _Folder:
             for c in self.done[key]:
                 self.readers[c] = set()
         consts = self.done[key]
-        return [Value(c.name, Type(v.dtype, v.shape), const=c) for c, v in zip(consts, n.outputs, strict=True)]
+        return [Value(c.name, v.type, const=c) for c, v in zip(consts, n.outputs, strict=True)]
 
     def _name(self, n: Node, i: int) -> str:
         """The name of the largest operand with the op behind it."""
@@ -100,6 +102,11 @@ def _data(v: Value) -> Any:
     return v.const.data.detach()
 
 
+def _dequantizes(n: Node) -> bool:
+    x = n.inputs[0] if n.op == "requantize" else None
+    return x is not None and x.type.quant is not None and n.outputs[0].dtype == DType.f32
+
+
 def _key(n: Node) -> object:
     return n.op, repr(n.attrs), tuple(v and v.const for v in n.inputs), tuple(v.type for v in n.outputs)
 
@@ -113,7 +120,7 @@ def _bytes_of(data: Any) -> int:
 
 
 def dedupe(module: Module) -> None:
-    """Constants with the same dtype, shape and bytes become one."""
+    """Constants of the same type and bytes become one."""
     import torch
 
     first: dict[object, list[Const]] = {}
@@ -124,7 +131,7 @@ def dedupe(module: Module) -> None:
             if c is None or c.data is None:
                 continue
             if c not in same:
-                where = (c.data.dtype, tuple(c.data.shape))
+                where = (c.data.dtype, tuple(c.data.shape), v.type.quant)
                 at = (c.data.data_ptr(), c.data.stride())
                 group = first.setdefault((where, checksum(c.data)), [])
                 found = next(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ _UNARY = {
     MapOp.sigmoid: Act.sigmoid, MapOp.tanh: Act.tanh, MapOp.gelu: Act.gelu, MapOp.gelu_tanh: Act.gelu_tanh,
     MapOp.silu: Act.silu, MapOp.hard_swish: Act.hard_swish, MapOp.hard_sigmoid: Act.hard_sigmoid,
 }  # fmt: skip
+_PRODUCTS = ("matmul", "conv", "qmatmul", "qconv")
 
 
 def fuse_epilogues(module: Module, context: Context) -> None:
@@ -32,21 +34,27 @@ def fuse_epilogues(module: Module, context: Context) -> None:
     for graph, sizes in graphs_of(module):
         for _ in range(len(graph.nodes)):
             rw = Rewriter(graph)
-            changed = False
-            for n in list(graph.nodes):
-                if n.op in ("matmul", "conv") and is_float(n.outputs[0].dtype):
-                    changed = _fuse(n, rw, sizes) or changed
+            changed = fuse_products(rw, list(graph.nodes), sizes)
             rw.finish()
             if not changed:
                 break
 
 
-def _fuse(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
+def fuse_products(rw: Rewriter, nodes: Sequence[Node], sizes: Sizes, residual: bool = True) -> bool:
+    """Takes what follows into those of the nodes that are products. residual False: constant biases and activations only."""
+    changed = False
+    for n in nodes:
+        if n.op in _PRODUCTS and is_float(n.outputs[0].dtype):
+            changed = _fuse(n, rw, sizes, residual) or changed
+    return changed
+
+
+def _fuse(n: Node, rw: Rewriter, sizes: Sizes, residual: bool) -> bool:
     y = n.outputs[0]
     m = rw.sole(y)
     if m is None or m.op != "map" or n.attrs.packed:
         return False
-    e = _Epilogue(n, m, sizes)
+    e = _Epilogue(n, m, sizes, residual)
     e.walk()
     if not e.found:
         return False
@@ -63,10 +71,11 @@ def _fuse(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
 class _Epilogue:
     """How far a map can go into the node that makes its input."""
 
-    def __init__(self, n: Node, m: Node, sizes: Sizes) -> None:
-        self.n, self.y, self.sizes = n, n.outputs[0], sizes
+    def __init__(self, n: Node, m: Node, sizes: Sizes, residual: bool) -> None:
+        self.n, self.y, self.sizes, self.residual = n, n.outputs[0], sizes, residual
         self.p = Peel(m, self.y)
-        self.inputs: list[Value | None] = [*n.inputs, None, None][:4]
+        stored = n.op in ("qconv", "qmatmul")  # their biases may be integers, residuals they have not
+        self.inputs: list[Value | None] = list(n.inputs) if stored else [*n.inputs, None, None][:4]
         self.attrs: Any = n.attrs
         self.found = False
         self.best: tuple[Peel, list[Value | None], Any] = (self.p, self.inputs, self.attrs)
@@ -100,7 +109,9 @@ class _Epilogue:
         return None
 
     def _add(self, z: Value | None) -> bool:
-        if z is None or z is self.y or z.dtype != self.y.dtype:
+        if z is None or z is self.y or z.dtype != self.y.dtype or self.n.op not in ("matmul", "conv"):
+            return False
+        if not self.residual and z.const is None:
             return False
         bias_free = self.inputs[2] is None and self.inputs[3] is None
         if bias_free and self.n.op == "matmul" and _is_row(z, self.y):
@@ -108,7 +119,7 @@ class _Epilogue:
             return True
         if bias_free and self.n.op == "conv" and self._channels(z):
             return True
-        if self.inputs[3] is None and self.sizes.same_shape(z.shape, self.y.shape):
+        if self.residual and self.inputs[3] is None and self.sizes.same_shape(z.shape, self.y.shape):
             self.inputs[3] = z
             return True
         return False

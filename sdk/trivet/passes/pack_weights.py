@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from trivet import native
 from trivet.fbs.structs import DType, Op
 from trivet.ir import ops
 from trivet.ir.graph import Const, Graph, Module, Node, Value
+from trivet.ir.interop import dtype_of
 from trivet.ir.types import Type
 from trivet.passes.select_kernels import give_scratch
 from trivet.pipeline import Context
@@ -20,16 +22,20 @@ from trivet.writer import attrs_struct, records
 
 Key = tuple[Any, ...]
 BIG = 1 << 22  # bytes: a weight this large is not stored twice
+_DTYPES = dict.fromkeys(("qconv", "qmatmul", "qgather", "qrnn"), (DType.i8, DType.u8))
+_STORED = frozenset(_DTYPES)
 
 
 def pack_weights(module: Module, ctx: Context) -> None:
-    """Packs constant weights of matmul, conv and rnn nodes of the CPU."""
+    """Packs constant weights of matmul, conv, rnn nodes and their quantised forms on the CPU. On Cortex-M stored weights of 8 bits
+    stay as they are, the channels that are summed innermost.
+    """
     gc.collect()  # nodes that passes took out are cycles that hold weights: without them each weight goes as it is packed
-    work = _Packer()
+    targets = find(ctx.target if ctx.target is not None else "cpu")
+    work = _Packer(plain=next((t.variant for t in targets.all if t.name == "cpu"), "") == "cortex_m")
     graphs = [g for entry in module.entries.values() for g in all_graphs(entry)]
     for g in graphs:
         work.count(g)
-    targets = find(ctx.target if ctx.target is not None else "cpu")
     for entry in module.entries.values():
         for g in all_graphs(entry):
             for node in g.nodes:
@@ -45,8 +51,10 @@ def weight_key(data: Any) -> Key:
 
 
 class _Packer:
-    def __init__(self) -> None:
+    def __init__(self, plain: bool) -> None:
+        self.stay = plain  # 8-bit weights are not packed
         self.packed: dict[Key, Const] = {}
+        self.blocks: dict[bytes, Const] = {}  # of stored weights, by content
         self.plain: dict[int, int] = {}  # address of a weight's bytes: readers that need it as it is
         self.nodes = self.kept = 0
 
@@ -66,8 +74,10 @@ class _Packer:
         spots = _weights(node)
         if not spots or node.delegate not in ("", "cpu") or node.attrs.packed:
             return False
+        if self.stay and node.op in _STORED and getattr(node.attrs, "bits", 8) == 8:
+            return self._dense(node)
         new = replace(node.attrs, packed=True)
-        if node.op == "conv":
+        if node.op in ("conv", "qconv"):
             w = node.inputs[1]
             assert w is not None
             new = replace(new, kernel=tuple(w.shape[2:]))
@@ -78,42 +88,89 @@ class _Packer:
             v = node.inputs[i]
             if v is None:
                 continue
-            if v.const is None or v.dtype != DType.f32 or not native.pack_bytes(op, struct, int(v.dtype), v.shape):  # type: ignore[arg-type]
+            takes = v.const is not None and v.dtype in _DTYPES.get(node.op, (DType.f32,))
+            if not takes or not native.pack_bytes(op, struct, int(v.dtype), v.shape):  # type: ignore[arg-type]
                 return False
+            assert v.const is not None
             data = v.const.data
-            if node.op == "matmul" and data.data_ptr() in self.plain and data.numel() * 4 >= BIG:
+            big = data.numel() * data.element_size() >= BIG
+            if node.op in ("matmul", "qmatmul") and data.data_ptr() in self.plain and big:
                 self.kept += 1
                 return False
             values.append((i, v))
         for i, v in values:
-            node.inputs[i] = self._pack(graph, op, struct, v)
+            node.inputs[i] = self._pack(graph, op, node, struct, v)
         node.attrs = new
         self.nodes += 1
         return True
 
-    def _pack(self, graph: Graph, op: Op, struct: Any, v: Value) -> Value:
-        import torch
-
+    def _pack(self, graph: Graph, op: Op, node: Node, struct: Any, v: Value) -> Value:
         assert v.const is not None
         data = v.const.data.detach()
-        form = struct.tobytes() if op == Op.conv else b""
-        key = (op if op != Op.rnn else Op.rnn, form, *weight_key(data))
+        key = _key(op, node.attrs, struct, data)
         if key not in self.packed:
-            block = torch.from_numpy(native.pack(op, struct, data)).view(torch.float32)
-            self.packed[key] = Const(f"{v.const.name}.packed{len(self.packed)}", block)
+            self.packed[key] = self._made(op, struct, v.const)
         const = self.packed[key]
-        out = Value(const.name, Type(DType.f32, (int(const.data.numel()),)))
+        out = Value(const.name, Type(dtype_of(const.data), (int(const.data.numel()),)))
         out.const = const
         return out
+
+    def _made(self, op: Op, struct: Any, weight: Const) -> Const:
+        import torch
+
+        data = weight.data.detach()
+        block = torch.from_numpy(native.pack(op, struct, data)).view(data.dtype)
+        name = f"{weight.name}.packed{len(self.packed)}"
+        if op.name not in _STORED:
+            return Const(name, block)
+        digest = hashlib.sha256(block.numpy().data).digest()
+        return self.blocks.setdefault(digest, Const(name, block))
+
+    def _dense(self, node: Node) -> bool:
+        """Weights as they are, the axis that is summed innermost in memory: channels of a convolution, K of a matrix product."""
+        for i in _weights(node):
+            v = node.inputs[i]
+            if v is None or v.const is None:
+                continue
+            data = v.const.data
+            rank = data.dim()
+            if node.op == "qconv":
+                o, c = (1, 0) if node.attrs.transposed else (0, 1)
+                order = [o, *range(2, rank), c]
+            else:
+                order = [1, 0] if node.op == "qmatmul" else [0, 1]
+            back = [order.index(a) for a in range(rank)]
+            key = ("dense", tuple(order), *weight_key(data))
+            if key not in self.packed:
+                self.packed[key] = Const(v.const.name, data.permute(order).contiguous().permute(back))
+            out = Value(v.name, v.type)
+            out.const = self.packed[key]
+            node.inputs[i] = out
+        return False
+
+
+def _key(op: Op, attrs: Any, struct: Any, data: Any) -> Key:
+    """What the packed form depends on."""
+    if op in (Op.qmatmul, Op.qgather):  # a table's rows are a product's columns
+        rows = data if op == Op.qgather else data.t()
+        return "rows", attrs.bits, attrs.zero if op == Op.qgather else attrs.b_zero, *weight_key(rows)
+    if op == Op.qconv:
+        return op, attrs.nd, attrs.groups, attrs.transposed, *weight_key(data)
+    return op, struct.tobytes() if op == Op.conv else b"", *weight_key(data)
 
 
 def _weights(node: Node) -> list[int]:
     """Positions of the operands that this node could read packed."""
-    if node.op == "matmul":
+    if node.op in ("matmul", "qmatmul"):
         b = node.inputs[1]
         return [1] if b is not None and b.const is not None and len(b.shape) == 2 else []
-    if node.op == "conv":
+    if node.op in ("conv", "qconv"):
         return [1]
+    if node.op == "qgather":  # a packed table has as many rows as scales
+        table, scale = node.inputs[0], node.inputs[2]
+        return [0] if table is not None and scale is not None and scale.shape[-1] == table.shape[0] else []
+    if isinstance(node.attrs, ops.Qrnn):
+        return [1, 2]
     if isinstance(node.attrs, ops.Rnn):
         return [i for i in (1, 2, 7) if i < len(node.inputs) and node.inputs[i] is not None]
     return []

@@ -24,7 +24,8 @@ def partition(module: Module, ctx: Context) -> None:
                     why = target.refuses(node)
                     if not why:
                         node.delegate = target.name
-                        node.reason = "; ".join(refusals) or "first choice"
+                        said = [node.reason] if node.reason else []  # by fold_qdq: why it is in float
+                        node.reason = "; ".join(said + refusals) or "first choice"
                         break
                     refusals.append(f"{target}: {why}")
                 else:

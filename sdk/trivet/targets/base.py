@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trivet.error import Error
@@ -17,6 +18,27 @@ class Memory:
     name: str
     index: int = 0
     budget: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Integer:
+    """What a delegate computes on stored integers, for one kind of operator.
+
+    Attributes:
+        activations: dtypes of stored inputs, "i8", "i16"; all inputs have the same one.
+        weights: dtypes of stored weights, "i8", "i4"; () for kinds without weights.
+        groups: weights may have a scale per group of inputs, when activations are not stored or ranged at run time.
+        dynamic: takes float inputs and quantises each row while it runs.
+        weight_only: takes float inputs as they are, with stored weights.
+        real: can give float32 results as well as stored ones.
+    """
+
+    activations: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    groups: bool = False
+    dynamic: bool = False
+    weight_only: bool = False
+    real: bool = False
 
 
 class Target:
@@ -42,6 +64,10 @@ class Target:
     def inplace(self, node: Node) -> list[tuple[int, int]]:
         """(input, output) positions that may be the same memory: same shape, strides and element size."""
         return []
+
+    def integer(self) -> Mapping[str, Integer]:
+        """What it computes in integers, by kind of operator (see quantize/kinds.py); kinds that are missing stay float."""
+        return {}
 
     def __str__(self) -> str:
         return f"{self.name}.{self.variant}" if self.variant else self.name

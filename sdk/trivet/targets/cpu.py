@@ -2,12 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trivet.fbs.structs import ScatterReduce
 from trivet.ir.dim import Dim
 from trivet.ir.graph import Node
 from trivet.ir.ops import OPS
 from trivet.ir.types import SIZES
-from trivet.targets.base import Target
+from trivet.targets.base import Integer, Target
+
+_BOTH = Integer(("i8", "i16"))
+_CONV = Integer(("i8", "i16"), ("i8",), weight_only=True, real=True)
+INTEGER = {
+    "conv": _CONV,
+    "conv_transpose": _CONV,
+    "linear": Integer(("i8", "i16"), ("i8", "i4"), groups=True, dynamic=True, weight_only=True, real=True),
+    "matmul": Integer(("i8",), real=True),
+    "embedding": Integer(("i8", "i16"), ("i8", "i4"), groups=True, weight_only=True, real=True),
+    "rnn": Integer(("i8",), ("i8",)),
+    "map": Integer(("i8",), real=True),
+    "clamp": _BOTH,
+    "binary": _BOTH,
+    "average": _BOTH,
+    "mean": _BOTH,
+    "sum": _BOTH,
+    "softmax": Integer(("i8",)),
+    "norm": Integer(("i8",)),
+    "resize": _BOTH,
+    "concat": _BOTH,
+    "move": _BOTH,
+    "max": _BOTH,
+}
 
 VARIANTS = ("", "x86_64", "arm64", "cortex_m")
 
@@ -28,11 +53,16 @@ class Cpu(Target):
     def refuses(self, node: Node) -> str:
         return "" if OPS[node.op].kernel else f"{node.op} is no kernel"
 
+    def integer(self) -> Mapping[str, Integer]:
+        return INTEGER
+
     def scratch(self, node: Node) -> list[int | Dim]:
         if node.op == "sort":
             size = _sort_scratch(node)
         elif node.op == "rnn":
             size = _rnn_scratch(node)
+        elif node.op == "qrnn":
+            size = _qrnn_scratch(node)
         elif node.op == "scatter" and node.attrs.reduce == ScatterReduce.mean:
             size = node.outputs[0].type.count * 4
         else:
@@ -48,9 +78,9 @@ class Cpu(Target):
             v = node.inputs[i] if i < len(node.inputs) else None
             return v is not None and v.shape == out.shape and SIZES[v.dtype] == SIZES[out.dtype]
 
-        if node.op == "map":
+        if node.op in ("map", "binary"):
             spots = list(range(len(node.inputs)))
-        elif node.op in ("scatter", "softmax", "norm"):
+        elif node.op in ("scatter", "softmax", "norm", "requantize", "lookup", "qsoftmax", "qnorm"):
             spots = [0]
         elif node.op in ("matmul", "conv"):
             spots = [3]  # the residual is read where the result is written
@@ -83,5 +113,21 @@ def _rnn_scratch(node: Node) -> int | Dim:
 
     def at(batch: int) -> int:
         return native.rnn_tmp_bytes(struct, int(x.dtype), batch, int(str(x.shape[2])), hidden, wide if proj else 0)
+
+    return at(0) + (at(1) - at(0)) * x.shape[1]
+
+
+def _qrnn_scratch(node: Node) -> int | Dim:
+    """trvk_qrnn_tmp_bytes in hal/cpu/qrnn.c; it grows by the same amount for each sequence of the batch."""
+    from trivet import native
+    from trivet.targets.cpu_part import attribute_row
+    from trivet.writer import records
+
+    x, y = node.inputs[0], node.outputs[0]
+    assert x is not None
+    struct = records("QrnnAttrs", [attribute_row(node.attrs)])
+
+    def at(batch: int) -> int:
+        return native.qrnn_tmp_bytes(struct, batch, int(str(x.shape[2])), int(str(y.shape[2])))
 
     return at(0) + (at(1) - at(0)) * x.shape[1]

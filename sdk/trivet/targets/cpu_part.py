@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from trivet.error import Error
@@ -116,7 +117,15 @@ def attribute_row(a: Any) -> dict[str, Any]:
         return {"mode": a.mode, "nd": a.nd, "align_corners": a.align_corners, "scale": a.scale, "cubic_a": a.cubic_a}
     if isinstance(a, ops.GridSample):
         return {"mode": a.mode, "pad": a.pad, "align_corners": a.align_corners}
+    if type(a).__name__.lower() in _QUANTISED:
+        row = {f.name: getattr(a, f.name) for f in fields(a) if f.name != "ceil_mode"}
+        if isinstance(a, ops.Qreduce):
+            row["axes"] = sum(1 << i for i in a.axes)
+        return row or {"spare": 0}
     raise AssertionError(f"{type(a).__name__} has no struct")
+
+
+_QUANTISED = frozenset(op.name for op in Op if op >= Op.requantize)
 
 
 def registers(

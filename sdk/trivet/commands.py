@@ -1,0 +1,331 @@
+"""The commands of the command line: each takes the parsed options, prints, and returns the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from trivet.error import Error
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OK, BAD = 0, 1  # exit status: done; an error, or the answer is no
+
+
+# ---- output -------------------------------------------------------------------------------------------------------------
+def make_console(stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    wide = None if (sys.stderr if stderr else sys.stdout).isatty() else 160
+    return Console(stderr=stderr, width=wide, soft_wrap=False)
+
+
+def escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+@contextmanager
+def _working(options: Any, text: str) -> Iterator[Any]:
+    """A spinner on stderr for long work; warnings of the model's own code stay visible, once each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("once")
+        if options.json or not sys.stderr.isatty():
+            yield None
+            return
+        with make_console(stderr=True).status(text) as status:
+            yield status
+
+
+def _print_json(data: Any) -> None:
+    print(json.dumps(data, indent=1, default=str))
+
+
+def _sizes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    from trivet.factory import shape_of
+
+    out = {}
+    for word in words:
+        name, equals, shape = word.partition("=")
+        if not equals:
+            raise Error(f"--shape {word}: NAME=SHAPE expected", remedy="e.g. --shape ids=1x128")
+        out[name] = shape_of(shape)
+    return out
+
+
+# ---- commands -----------------------------------------------------------------------------------------------------------
+def do_export(o: Any) -> int:
+    from trivet.api import export
+    from trivet.factory import find_model
+
+    with _working(o, "importing the model") as status:
+        source = find_model(o.model, o.example, o.dynamic)
+        if status:
+            status.update("exporting")
+        program = export(
+            source.model, source.args, source.kwargs, dynamic_shapes=source.dynamic_shapes, target=o.target,
+            memories=o.memory or None, debug=not o.strip, dump_after=o.dump_after, skip=o.skip,
+            **_quantisation(o, o.quantize, source),
+        )  # fmt: skip
+        path = o.output or f"{program.name.replace('+', '_')}.trv"
+        if status:
+            status.update(f"writing {path}")
+        program.save(path)
+    if o.json:
+        from trivet.listing import file_data
+        from trivet.reader import view_file
+
+        data = file_data(view_file(path))
+        for e in data["entries"]:
+            del e["commands"], e["timeline"]
+        _print_json({"path": path, **data})
+    else:
+        console = make_console()
+        console.print(escape(str(program)), highlight=False)
+        console.print(f"wrote [bold]{escape(path)}[/]", highlight=False)
+    return OK
+
+
+def _quantisation(o: Any, recipe: str | None, source: Any) -> dict[str, Any]:
+    """The arguments of export() for --quantize, --calibrate, --metric, --max-drop."""
+    from trivet.factory import calibration, named
+
+    given: dict[str, Any] = {"quantize": recipe} if recipe else {}
+    if o.calibrate:
+        given["calibrate"] = calibration(o.calibrate, source)
+    if o.metric:
+        given["metric"] = named(o.metric, "metric")
+    if o.max_drop is not None:
+        given["max_drop"] = o.max_drop
+    return given
+
+
+def do_quantize(o: Any) -> int:
+    from trivet.api import export
+    from trivet.factory import find_model
+
+    with _working(o, "importing the model") as status:
+        source = find_model(o.model, o.example, o.dynamic)
+        if status:
+            status.update("quantising")
+        program = export(source.model, source.args, source.kwargs, dynamic_shapes=source.dynamic_shapes, target=o.target,
+                         **_quantisation(o, o.recipe, source))  # fmt: skip
+        if o.output:
+            program.save(o.output)
+    report = program.quantization
+    assert report is not None
+    if o.json:
+        _print_json({"path": o.output, "bytes": program.view.size, **report.to_json()})
+        return OK
+    console = make_console()
+    text = report.table() if o.worst is None else report.table(worst=True, count=o.worst)
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"program: {program.view.size:,} bytes" + (f", wrote {o.output}" if o.output else ""),
+        highlight=False,
+        markup=False,
+    )
+    return OK
+
+
+def do_run(o: Any) -> int:
+    import numpy as np
+
+    from trivet import bench
+    from trivet.runtime import load
+
+    net = load(o.program, weights=o.weights, threads=o.threads)
+    entry = bench.find_entry(net, o.entry)
+    sizes = _sizes(o.shape)
+    values = bench.read_inputs(o.inputs, entry.inputs, sizes) if o.inputs else bench.random_inputs(entry.inputs, sizes)
+    for _ in range(o.repeat):
+        results = entry.run(values)
+    names = [s.name or f"output{s.index}" for s in entry.outputs]
+    arrays = {n: _numpy(r) for n, r in zip(names, results, strict=True)}
+    if o.output:
+        written = _save(o.output, arrays)
+    if o.json:
+        _print_json({n: {"dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 4096 else None}
+                     for n, a in arrays.items()})  # fmt: skip
+        return OK
+    console = make_console()
+    for n, a in arrays.items():
+        text = np.array2string(a, threshold=64, edgeitems=4, precision=6, max_line_width=120)
+        console.print(f"[bold]{escape(n)}[/] {a.dtype}{list(a.shape)}", highlight=False)
+        if not o.output:
+            console.print(text, highlight=False, markup=False)
+    if o.output:
+        console.print(f"wrote {escape(', '.join(written))}", highlight=False)
+    return OK
+
+
+def _numpy(x: Any) -> Any:
+    if hasattr(x, "detach"):
+        x = x.detach()
+        return (x.float() if str(x.dtype) == "torch.bfloat16" else x).numpy()
+    return x
+
+
+def _save(path: str, arrays: dict[str, Any]) -> list[str]:
+    import numpy as np
+
+    try:
+        if path.endswith(".npz"):
+            np.savez(path, **arrays)
+            return [path]
+        if path.endswith(".npy"):
+            np.save(path, next(iter(arrays.values())))
+            return [path]
+        os.makedirs(path, exist_ok=True)
+        files = [os.path.join(path, f"{n}.npy") for n in arrays]
+        for f, a in zip(files, arrays.values(), strict=True):
+            np.save(f, a)
+        return files
+    except OSError as e:
+        raise Error(f"cannot write {path}: {e.strerror}") from None
+
+
+def do_inspect(o: Any) -> int:
+    from trivet.listing import file_data, show_file
+    from trivet.reader import view_file
+    from trivet.runtime import load
+
+    load(o.program, weights=o.weights, threads=1, defer_crc=True).close()  # only a verified file is shown
+    view = view_file(o.program)
+    if o.entry:
+        view.entries = [view.entry(o.entry)]
+    if o.json:
+        _print_json(file_data(view))
+    else:
+        show_file(make_console(), view, steps=not o.no_steps)
+    return OK
+
+
+def do_bench(o: Any) -> int:
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from trivet import bench
+    from trivet.listing import size_text
+    from trivet.runtime import load
+
+    values = None
+    sizes = _sizes(o.shape)
+    if o.data:
+        net = load(o.program, weights=o.weights, threads=1, defer_crc=True)
+        values = bench.read_inputs(o.data, bench.find_entry(net, o.entry).inputs, sizes)
+        net.close()
+    quiet = o.json or not sys.stderr.isatty()
+    with Progress(TextColumn("running"), BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeRemainingColumn(),
+                  console=make_console(stderr=True), transient=True, disable=quiet) as bar:  # fmt: skip
+        task = bar.add_task("runs", total=o.runs)
+        result = bench.bench(o.program, values, entry=o.entry, sizes=sizes, weights=o.weights, threads=o.threads,
+                             warmup=o.warmup, runs=o.runs, seconds=o.seconds,
+                             progress=None if quiet else lambda done, _: bar.update(task, completed=done))  # fmt: skip
+    if o.json:
+        _print_json(result.to_json())
+    else:
+        r = result
+        console = make_console()
+        console.print(f"[bold]{escape(os.path.basename(o.program))}[/] entry {r.entry}, {r.threads} threads, "
+                      f"inputs {escape(', '.join(r.inputs)) or 'none'}", highlight=False)  # fmt: skip
+        console.print(f"  load {r.load_ms:.3g} ms · first run {r.first_ms:.3g} ms", highlight=False)
+        console.print(f"  {r.runs} runs: p50 [bold]{r.p50_ms:.4g} ms[/] · p90 {r.p90_ms:.4g} · p99 {r.p99_ms:.4g} · "
+                      f"mean {r.mean_ms:.4g} · min {r.min_ms:.4g}", highlight=False)  # fmt: skip
+        peak = f" · peak growth of the process {size_text(r.peak_bytes)}" if r.peak_bytes >= 0 else ""
+        console.print(f"  memory: file {size_text(r.file_bytes)} · context {size_text(r.context_bytes)}{peak}",
+                      highlight=False)  # fmt: skip
+    if o.max_p50 is not None and result.p50_ms > o.max_p50:
+        raise Error(f"the median is {result.p50_ms:.4g} ms, at most {o.max_p50:g} ms wanted")
+    return OK
+
+
+def do_compare(o: Any) -> int:
+    import torch
+
+    from trivet import bench
+    from trivet.compare import compare
+    from trivet.factory import find_model
+    from trivet.runtime import load
+
+    with _working(o, "running model and program"):
+        source = find_model(o.model, o.example, o.dynamic)
+        model, args, kwargs, shapes = source.model, source.args, source.kwargs, source.dynamic_shapes
+        if isinstance(model, dict):
+            name = o.entry or ("forward" if "forward" in model else next(iter(model)))
+            if name not in model:
+                raise Error(f"the model has no entry {name!r}; it has {', '.join(model)}")
+            model, args, kwargs = (*model[name], None, None)[:3]
+        if not isinstance(model, torch.nn.Module):
+            raise Error("compare needs the model itself, as a torch.nn.Module",
+                        remedy="name a function that returns it: FILE.py:NAME")  # fmt: skip
+        net = None
+        if o.program is not None:
+            net = load(o.program, weights=o.weights, threads=o.threads)
+        if o.data:
+            if net is None:
+                raise Error(
+                    "--data needs a program beside the model", remedy="trivet compare MODEL FILE.trv --data x.npy"
+                )
+            slots = bench.find_entry(net, o.entry).inputs
+            values = bench.read_inputs(o.data, slots, _sizes(o.shape))
+            args, kwargs = _arguments(net, o.entry, [torch.as_tensor(v) for v in values])
+        if args is None:
+            raise Error("no data to run on", remedy="add --example SHAPE, --data FILE, or return (module, args)")
+        result = compare(model, args, kwargs, program=net, entry=o.entry, dynamic_shapes=shapes, tolerance=o.tolerance,
+                         min_sqnr=o.min_sqnr, threads=o.threads, layers=not o.outputs_only)  # fmt: skip
+    if o.json:
+        _print_json(result.to_json())
+    else:
+        _show_comparison(make_console(), result, o.all)
+    return OK if result.ok else BAD
+
+
+def _arguments(net: Any, entry: str, values: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Input slots back in the model's argument structure."""
+    from trivet import bench
+    from trivet.signature import Signature
+
+    sig = bench.find_entry(net, entry).info.signature
+    args, kwargs = (Signature(sig.args, sig.kwargs, tree).unflatten_outputs(values) for tree in (sig.args, sig.kwargs))
+    return args, kwargs
+
+
+def _show_comparison(console: Console, result: Any, every: bool) -> None:
+    from rich.table import Table
+
+    console.print(escape(str(result)), style="green" if result.ok else "red", highlight=False)
+    known = [x for x in result.layers if x.twin]
+    by_noise = result.min_sqnr is not None
+    rows = result.layers if every else sorted(known, key=lambda x: x.sqnr if by_noise else -x.error)[:8]
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", title=None if every else "largest errors")
+    for column in ("time", "op", "where in the model", "value", "compared with", "dB" if by_noise else "error"):
+        table.add_column(column, overflow="fold")
+    for x in rows:
+        error = "" if x.error != x.error else f"{x.sqnr:.1f}" if by_noise else f"{x.error:.2g}"
+        style = "red" if not x.harmless else ""
+        table.add_row(str(x.time), escape(x.place.brief), escape(x.place.where), escape(x.value), escape(x.twin), error,
+                      style=style)  # fmt: skip
+    console.print(table)
+
+
+def do_check(o: Any) -> int:
+    from trivet.api import check
+    from trivet.factory import find_model
+
+    with _working(o, "capturing"):
+        source = find_model(o.model, o.example, o.dynamic)
+        result = check(source.model, source.args, source.kwargs, dynamic_shapes=source.dynamic_shapes)
+    if o.json:
+        _print_json(result.to_json())
+    else:
+        make_console().print(escape(str(result)), style="green" if result.ok else "red", highlight=False)
+    return OK if result.ok else BAD
