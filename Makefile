@@ -21,7 +21,7 @@ test: .venv/ready
 
 .venv/tools: pyproject.toml constraints.txt tests/e2e/requirements.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install -q -c constraints.txt torch numpy flatbuffers cffi rich scikit-build-core cmake ninja \
+	$(BIN)/python -m pip install -q -c constraints.txt torch torchao numpy flatbuffers cffi rich scikit-build-core cmake ninja \
 	  pytest pytest-xdist hypothesis ruff mypy clang-format pillow tokenizers safetensors gguf
 	$(BIN)/python -m pip install -q --no-deps -r tests/e2e/requirements.txt
 	touch $@

