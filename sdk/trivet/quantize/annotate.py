@@ -376,7 +376,7 @@ def _mark(plan: Plan, qat: bool) -> None:
     shared: dict[tuple[Node, int], tuple[Node, Node]] = {}
     for s in plan.steps:
         for w, spec in _weights(s, qat):
-            if qat and s.node not in edges:  # torchao rewrites convolution and batch norm by position: activation, weight
+            if qat and s.node not in edges:  # torchao goes by position here: activation, weight
                 edges[s.node] = {s.node.args[0]: None}  # type: ignore[dict-item]
             known = shared.get((w, id(spec)))
             edges.setdefault(s.node, {})[w] = spec if known is None else SharedQuantizationSpec(known)
