@@ -60,4 +60,17 @@ void trvk_conv_depthwise_run(const trvk_call* call, const trvk_conv_geo* g, uint
                              const trvk_gemm* gemm);
 void trvk_conv_plain_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
                          const trvk_gemm* gemm);
+/* Tap `index` of the phase: steps from a window's origin, and its number in the kernel. */
+static inline trv_dim trvk_tap_at(const trvk_conv_geo* g, const trvk_phase* p, trv_dim index,
+                                  trv_dim* delta) {
+  trv_dim t[3];
+  t[2] = index % p->taps[2];
+  t[1] = index / p->taps[2] % p->taps[1];
+  t[0] = index / p->taps[2] / p->taps[1];
+  for (int i = 0; i < 3; i++) {
+    delta[i] = t[i] * p->reach[i];
+    t[i] = p->t0[i] + t[i] * p->t_step[i];
+  }
+  return (t[0] * g->kernel[1] + t[1]) * g->kernel[2] + t[2];
+}
 #endif

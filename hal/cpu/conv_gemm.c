@@ -40,20 +40,6 @@ typedef struct state {
   float b_pack[TRVK_GATHER];
 } state;
 
-/* Tap `index` of the phase: steps from a window's origin, and its number in the kernel. */
-static trv_dim tap_at(const state* s, trv_dim index, trv_dim* delta) {
-  const trvk_phase* p = &s->phase;
-  trv_dim t[3];
-  t[2] = index % p->taps[2];
-  t[1] = index / p->taps[2] % p->taps[1];
-  t[0] = index / p->taps[2] / p->taps[1];
-  for (int i = 0; i < 3; i++) {
-    delta[i] = t[i] * p->reach[i];
-    t[i] = p->t0[i] + t[i] * p->t_step[i];
-  }
-  return (t[0] * s->g->kernel[1] + t[1]) * s->g->kernel[2] + t[2];
-}
-
 static inline int inside(const trvk_conv_geo* g, const pixel* p, const trv_dim* delta,
                          trv_dim* at) {
   const trv_dim d = p->i[0] + delta[0], h = p->i[1] + delta[1], w = p->i[2] + delta[2];
@@ -108,7 +94,7 @@ static void rows_in_place(state* s) {
   for (trv_dim t = 0; t < s->taps; t++) {
     const float** to = s->ptr + t * s->mr;
     trv_dim delta[3], at, in_tile = 0;
-    tap_at(s, s->tap0 + t, delta);
+    trvk_tap_at(s->g, &s->phase, s->tap0 + t, delta);
     for (trv_dim m = 0; m < s->count;) {
       const pixel* px = &s->px[m];
       const trv_dim d = px->i[0] + delta[0], h = px->i[1] + delta[1], end = m + px->run;
@@ -224,7 +210,7 @@ static void rows_gather(state* s) {
   if (kernels) gather_kernels(s);
   for (trv_dim t = 0; t < (kernels ? 0 : s->taps); t++) {
     trv_dim delta[3], at;
-    tap_at(s, s->tap0 + t, delta);
+    trvk_tap_at(s->g, &s->phase, s->tap0 + t, delta);
     for (trv_dim m = 0; m < s->count; m++) {
       float* to = s->gather + m * run + t * s->kc;
       if (!inside(g, &s->px[m], delta, &at)) {
@@ -269,7 +255,7 @@ static void set_b(state* s, trv_dim col, trv_dim n, trvk_block* k) {
                      (s->group * trvk_panels(g->og) + col / TRVK_PANEL) * per_panel +
                      s->c0 * TRVK_PANEL;
     for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
-      s->b[t] = w + tap_at(s, s->tap0 + t, delta) * g->cg * TRVK_PANEL;
+      s->b[t] = w + trvk_tap_at(s->g, &s->phase, s->tap0 + t, delta) * g->cg * TRVK_PANEL;
     for (trv_dim t = 0; t < s->pieces; t++) {
       const trv_dim row =
           s->planes ? t / g->cg * g->kernel[2] * g->cg + t % g->cg : t * g->kernel[2] * g->cg;
@@ -281,7 +267,8 @@ static void set_b(state* s, trv_dim col, trv_dim n, trvk_block* k) {
   }
   for (trv_dim p = 0; p < panels; p++)
     for (trv_dim t = 0; t < s->taps; t++) {
-      const trv_dim tap = tap_at(s, s->tap0 + t, delta), left = n - p * TRVK_PANEL;
+      const trv_dim tap = trvk_tap_at(s->g, &s->phase, s->tap0 + t, delta),
+                    left = n - p * TRVK_PANEL;
       const trv_dim at =
           (s->group * (g->transposed ? 0 : g->og) + col + p * TRVK_PANEL) * g->ws[0] +
           ((g->transposed ? s->group * g->cg : 0) + s->c0) * g->ws[1] +

@@ -52,10 +52,6 @@ static inline int trvk_is_stored(const trvk_call* call) {
 static inline int trvk_is_dynamic(const trvk_call* call) {
   return trvk_is_f32(call) && ((const trvf_qmatmul_attrs*)call->attrs)->dynamic != 0;
 }
-/* A qmatmul of real numbers as they are. */
-static inline int trvk_is_weight_only(const trvk_call* call) {
-  return trvk_is_f32(call) && !trvk_is_dynamic(call);
-}
 
 /* TRVK_ISA_ bits for a name ("ref" "avx2" "avx512"), NULL: all that this machine has; 0: unknown
  * name, or a set that this machine lacks (isa.c). */

@@ -16,20 +16,6 @@ typedef struct state {
   pixel px[TRVK_Q_ROWS];
 } state;
 
-/* Tap `index` of the phase: steps from a window's origin, and its number in the kernel. */
-static trv_dim tap_at(const state* s, trv_dim index, trv_dim* delta) {
-  const trvk_phase* p = &s->phase;
-  trv_dim t[3];
-  t[2] = index % p->taps[2];
-  t[1] = index / p->taps[2] % p->taps[1];
-  t[0] = index / p->taps[2] / p->taps[1];
-  for (int i = 0; i < 3; i++) {
-    delta[i] = t[i] * p->reach[i];
-    t[i] = p->t0[i] + t[i] * p->t_step[i];
-  }
-  return (t[0] * s->q->g.kernel[1] + t[1]) * s->q->g.kernel[2] + t[2];
-}
-
 /* The block's pixels, from number `from` of the phase on. */
 static void set_pixels(state* s, trv_dim group, trv_dim from, trv_dim count) {
   const trvk_conv_geo* g = &s->q->g;
@@ -63,7 +49,7 @@ static void gather(const trvk_qblock* b, trv_dim k0, trv_dim kc, int16_t* a) {
   for (trv_dim k = k0, run; k < k0 + kc; k += run) {
     const trv_dim c = k % s->q->c4;
     trv_dim delta[3];
-    tap_at(s, k / s->q->c4, delta);
+    trvk_tap_at(&s->q->g, &s->phase, k / s->q->c4, delta);
     run = s->q->c4 - c < k0 + kc - k ? s->q->c4 - c : k0 + kc - k;
     const trv_dim n = g->cg - c < run ? g->cg - c : run; /* the rest pads */
     int16_t* to = a + (k - k0);
@@ -86,12 +72,13 @@ static const int8_t* panel(trvk_qblock* b, trv_dim k0, trv_dim kc, trv_dim col, 
   const trvk_qconv* q = s->q;
   trv_dim delta[3];
   if (q->w.packed) /* a chunk is of one tap where the phase leaves taps out */
-    return trvk_q_panel(&q->w, s->w,
-                        b->period ? tap_at(s, k0 / q->c4, delta) * q->c4 + k0 % q->c4 : k0, kc, col,
-                        n, b->b);
+    return trvk_q_panel(
+        &q->w, s->w,
+        b->period ? trvk_tap_at(&s->q->g, &s->phase, k0 / q->c4, delta) * q->c4 + k0 % q->c4 : k0,
+        kc, col, n, b->b);
   int8_t* to = b->b;
   for (trv_dim k = k0, run; k < k0 + kc; k += run, to += run * TRVK_PANEL) {
-    const trv_dim c = k % q->c4, tap = tap_at(s, k / q->c4, delta);
+    const trv_dim c = k % q->c4, tap = trvk_tap_at(&s->q->g, &s->phase, k / q->c4, delta);
     const trv_dim at = tap / q->g.kernel[2] / q->g.kernel[1] * q->g.ws[2] +
                        tap / q->g.kernel[2] % q->g.kernel[1] * q->g.ws[3] +
                        tap % q->g.kernel[2] * q->g.ws[4];
