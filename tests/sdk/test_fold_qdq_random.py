@@ -138,7 +138,9 @@ def build(seed: int) -> Maker:
     return m
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [*range(40), 44]
+)  # 44 broke once: views of a weight with scales per axis must not merge
 def test_results_stay(seed: int) -> None:
     m = build(seed)
     want = evaluate(m.graph, [m.example])
