@@ -66,11 +66,10 @@ static trv_status cpu_open(void* mem, const void* config, trv_device** out_dev) 
 static void cpu_close(trv_device* dev) { (void)dev; }
 
 static void cpu_caps(trv_device* dev, trv_caps* out_caps) {
-  (void)dev;
   out_caps->flags = TRV_CAP_HOST_MEMORY;
   out_caps->alignment = 16;
   out_caps->memory_free = 0;
-  out_caps->arch = "ref";
+  out_caps->arch = trvk_isa_level(dev->isa);
 }
 
 /* ---- acceptance

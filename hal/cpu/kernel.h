@@ -58,9 +58,16 @@ extern const trvk_op trvk_ops[TRV_OP_COUNT];
  * ranks and attrs only. */
 trvk_fn trvk_select(uint32_t op, const trvk_call* call, uint32_t isa_mask);
 
-#define TRVK_ISA_REF 1u    /* what the whole library is compiled for */
-#define TRVK_ISA_AVX2 2u   /* AVX2 and FMA */
-#define TRVK_ISA_AVX512 4u /* AVX-512 F, BW, DQ, VL */
+#define TRVK_ISA_REF 1u       /* what the whole library is compiled for */
+#define TRVK_ISA_AVX2 2u      /* AVX2 and FMA */
+#define TRVK_ISA_AVX512 4u    /* AVX-512 F, BW, DQ, VL */
+#define TRVK_ISA_AVXVNNI 8u   /* 8-bit dot products of AVX2 width */
+#define TRVK_ISA_VNNI 16u     /* the same in 512 bits */
+#define TRVK_ISA_BF16 32u     /* AVX-512 dot products of bfloat16 */
+#define TRVK_ISA_DOTPROD 64u  /* arm64 sdot */
+#define TRVK_ISA_I8MM 128u    /* arm64 smmla */
+#define TRVK_ISA_ARMBF16 256u /* arm64 bfmmla */
+#define TRVK_ISA_RVV 512u     /* RISC-V vectors */
 
 /* ---- helpers
  * -----------------------------------------------------------------------------------------------------

@@ -41,6 +41,13 @@ trvk_fn trvk_select(uint32_t op, const trvk_call* call, uint32_t isa_mask) {
   return NULL;
 }
 
+uint32_t trvk_op_isas(uint32_t op) {
+  uint32_t sets = 0;
+  for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+    if (rows[i].op == op) sets |= rows[i].isa;
+  return sets;
+}
+
 const char* trvk_verify(uint32_t op, const trvk_call* call, int64_t* expected, int64_t* got) {
   const trvk_op* info = &trvk_ops[op];
   if (call->n_in < info->min_in || call->n_in > info->max_in)

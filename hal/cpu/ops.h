@@ -53,9 +53,16 @@ static inline int trvk_is_dynamic(const trvk_call* call) {
   return trvk_is_f32(call) && ((const trvf_qmatmul_attrs*)call->attrs)->dynamic != 0;
 }
 
-/* TRVK_ISA_ bits for a name ("ref" "avx2" "avx512"), NULL: all that this machine has; 0: unknown
- * name, or a set that this machine lacks (isa.c). */
+/* TRVK_ISA_ bits of a level by its name ("ref" "avx2" "avx512vnni" ...: isa.c), NULL: the best of
+ * this machine; 0: unknown name, or a level that this machine lacks. */
 uint32_t trvk_isa_mask(const char* name);
+/* Names of the levels of this machine at which op has other kernels than at the level before,
+ * weakest ("ref") first; NULL behind the last. */
+TRV_API const char* trvk_isa_name(uint32_t op, uint32_t index);
+/* All TRVK_ISA_ bits in op's rows of kernels.def. */
+uint32_t trvk_op_isas(uint32_t op);
+/* The name of a mask. */
+const char* trvk_isa_level(uint32_t mask);
 
 /* Map code alone, without dims (they are checked by trvk_map_check): registers, operands, dtypes,
  * positions. out_rank: rank of the output; in_dtypes[n_in]. Returns NULL or what is wrong; *got:

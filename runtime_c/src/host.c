@@ -150,10 +150,11 @@ static trv_status open_host(trv_host* h, uint32_t flags, uint32_t threads, trv_d
   h->device.driver = &trv_cpu_driver;
   h->device_memory = aligned_new(trv_cpu_driver.device_bytes, BASE_ALIGN);
   if (!h->device_memory) return fail(d, TRV_MEMORY, "out of memory");
-  st = trv_cpu_driver.open(h->device_memory, NULL, &h->device.device);
+  const trv_cpu_config cpu = {sizeof cpu, getenv("TRV_ISA")};
+  st = trv_cpu_driver.open(h->device_memory, &cpu, &h->device.device);
   if (st) {
     h->device.device = NULL;
-    return fail(d, st, "the CPU device could not be opened");
+    return fail(d, st, "TRV_ISA names no instruction set of this machine");
   }
   if (threads == 0) threads = trvi_pool_cores();
   h->pool = trvi_pool_open(threads);

@@ -162,6 +162,7 @@ size_t trvk_pack_bytes(uint32_t op, const void *attrs, uint32_t dtype, uint32_t 
 void trvk_pack(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank, const int64_t *shape,
                const int64_t *strides, const void *src, void *dst);
 size_t trvk_rnn_tmp_bytes(const void *attrs, uint32_t dtype, int64_t n, int64_t in, int64_t hidden, int64_t proj);
+const char *trvk_isa_name(uint32_t op, uint32_t index);
 size_t trvk_qrnn_tmp_bytes(const void *attrs, int64_t n, int64_t in, int64_t hidden);
 trv_status trvk_run(uint32_t op, const char *isa, const trv_tensor *args, uint32_t n_in, uint32_t n_out, uint32_t n_tmp,
                     const void *attrs, const trvf_map_instr *code, uint32_t code_count, trv_dim *dims,
@@ -362,6 +363,15 @@ def qrnn_tmp_bytes(attrs: Any, batch: int, inputs: int, hidden: int) -> int:
     return int(library().lib.trvk_qrnn_tmp_bytes(_bytes(attrs), batch, inputs, hidden))
 
 
+def isa_levels(op: int) -> list[str]:
+    """The levels of instruction sets at which this machine runs other kernels of an operator, "ref" first."""
+    n = library()
+    names: list[str] = []
+    while (name := n.lib.trvk_isa_name(op, len(names))) != n.ffi.NULL:
+        names.append(n.ffi.string(name).decode())
+    return names
+
+
 def run_op(
     op: int,
     inputs: Sequence[Any],
@@ -385,7 +395,7 @@ def run_op(
         dims: present values of the dimension table, a numpy intp array; written by nonzero and item.
         dim_table: a numpy array of STRUCTS["Dim"].
         tiles: how many tiles, 0: as the op likes.
-        isa: "ref" for portable kernels, None for the best.
+        isa: a level of isa_levels, None for the best.
 
     Raises:
         Error: the op's check, or a fault of the data.

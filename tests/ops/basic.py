@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from heavy import isas, laid_out, place, struct
+from heavy import isa_levels, laid_out, place, struct
 
 from trivet import native
 from trivet.fbs.structs import STRUCTS, DType, MapOp, Op
@@ -25,7 +25,6 @@ INTS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 ALL = (torch.bool, *INTS, *FLOATS)
 LAYOUTS = ("dense", "last", "gaps", "flip")
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-13, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-ISAS: list[str] = []
 
 
 @dataclass
@@ -49,9 +48,7 @@ class Case:
 
 def verify(case: Case) -> None:
     """Runs the case in all ways and compares."""
-    if not ISAS:
-        ISAS.extend(isas())
-    for isa in ISAS:
+    for isa in isa_levels(int(case.op)):
         for k, layout in enumerate(case.layouts):
             other = case.layouts[(k + 1) % len(case.layouts)]
             for tiles in case.tiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,26 +10,15 @@ import numpy as np
 import torch
 
 from trivet import native
-from trivet.error import Error
 from trivet.fbs.structs import STRUCTS, Op
 
-ISAS = ("ref", "avx2", "avx512")
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def isas() -> list[str]:
-    """The instruction sets that the library and this machine have."""
-    found = []
-    x = torch.zeros(1, 1)
-    for isa in ISAS:
-        try:
-            native.run_op(Op.matmul, [x, x], [x.clone()], struct("MatmulAttrs"), isa=isa)
-        except Error:
-            if isa == "ref":
-                raise
-            continue
-        found.append(isa)
-    return found
+@functools.cache
+def isa_levels(op: int) -> tuple[str, ...]:
+    """The levels of this machine at which the operator has other kernels, "ref" first."""
+    return tuple(native.isa_levels(op))
 
 
 def struct(name: str, **fields: Any) -> Any:

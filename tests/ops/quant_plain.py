@@ -3,13 +3,12 @@ their kernels share."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from heavy import isas, laid_out, place
+from heavy import isa_levels, laid_out, place
 
 from trivet import native
 from trivet.ir.types import Quant, per_tensor
@@ -37,11 +36,6 @@ def stored(rng: np.random.Generator, shape: Sequence[int], dtype: Any = np.int8,
     return np.where(pick < ends / 2, info.min, np.where(pick < ends, info.max, x)).astype(dtype)
 
 
-@functools.cache
-def all_isas() -> tuple[str, ...]:
-    return tuple(isas())
-
-
 def command(
     op: int,
     inputs: Sequence[Any],
@@ -63,7 +57,7 @@ def command(
         for i, x in enumerate(inputs)
     ]
     found: list[list[np.ndarray]] = []
-    for isa in all_isas():
+    for isa in isa_levels(int(op)):
         outs = [laid_out(w.shape, torch.from_numpy(w).dtype, other) for w in wants]
         room = [np.full(tmp, 0xAA, np.uint8)] if tmp else []
         native.run_op(int(op), ins, outs, attrs, tmp=room, tiles=tiles, isa=isa)

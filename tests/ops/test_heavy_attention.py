@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from heavy import FLOATS, check, isas, laid_out, place, run, struct
+from heavy import FLOATS, check, isa_levels, laid_out, place, run, struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,13 +60,13 @@ def test_attention(data: st.DataObject) -> None:
     want = reference(q, k, v, mask, float(torch.tensor(scale)), causal)
     out = laid_out(want.shape, dtype, draw(LAYOUTS))
     run(Op.attention, [place(q, draw(LAYOUTS)), place(k, draw(LAYOUTS)), place(v, draw(LAYOUTS)), mask], out,
-        struct("AttentionAttrs", causal=causal, scale=scale), isa=draw(st.sampled_from(isas())),
+        struct("AttentionAttrs", causal=causal, scale=scale), isa=draw(st.sampled_from(isa_levels(Op.attention))),
         tiles=draw(st.sampled_from([0, 1, 5])))  # fmt: skip
     sharp = 20.0 if dtype == torch.float64 and scale != 1.0 else 4.0  # the scale is a float32
     check(out, want.to(dtype), factor=sharp if dtype != torch.float64 else 1e6)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.attention))
 def test_large_scores(isa: str) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 1, 9, 16) * 100, torch.randn(1, 1, 70, 16) * 100, torch.randn(1, 1, 70, 32)
@@ -74,7 +74,7 @@ def test_large_scores(isa: str) -> None:
     check(out, reference(q, k, v, None, 1.0, False).float(), factor=100.0)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.attention))
 def test_rows_without_keys(isa: str) -> None:
     q, k, v = torch.randn(1, 2, 60, 16), torch.randn(1, 2, 70, 16), torch.randn(1, 2, 70, 16)
     mask = torch.ones(60, 70, dtype=torch.bool)
@@ -89,7 +89,7 @@ def test_rows_without_keys(isa: str) -> None:
     assert not none.any()
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.attention))
 def test_huge_values(isa: str) -> None:
     """More value columns than a block holds."""
     torch.manual_seed(0)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from heavy import FLOATS, check, isas, laid_out, packed, place, run, struct
+from heavy import FLOATS, check, isa_levels, laid_out, packed, place, run, struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,7 +65,7 @@ def test_conv(data: st.DataObject) -> None:
                        dilation=dilation, kernel=kernel if use_packed else [0], lo=-0.5, hi=1.5)  # fmt: skip
     x, w, out = place(x, draw(LAYOUTS)), place(w, draw(LAYOUTS)), laid_out(want.shape, dtype, draw(LAYOUTS))
     run(Op.conv, [x, packed(Op.conv, attrs, w) if use_packed else w, bias, residual], out, attrs,
-        isa=draw(st.sampled_from(isas())), tiles=draw(st.sampled_from([0, 1, 3, 8])))  # fmt: skip
+        isa=draw(st.sampled_from(isa_levels(Op.conv))), tiles=draw(st.sampled_from([0, 1, 3, 8])))  # fmt: skip
     check(out, want.to(dtype))
 
 
@@ -79,7 +79,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.conv))
 @pytest.mark.parametrize("layout", ["dense", "last"])
 @pytest.mark.parametrize("name", LARGE)
 def test_large(name: str, layout: str, isa: str) -> None:
@@ -98,7 +98,7 @@ def test_large(name: str, layout: str, isa: str) -> None:
         check(run(Op.conv, [place(x, layout), packed(Op.conv, attrs, w), bias], out, attrs, isa=isa, tiles=tiles), want)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.conv))
 def test_negative_pad_crops(isa: str) -> None:
     torch.manual_seed(2)
     x, w = torch.randn(1, 16, 9, 9), torch.randn(24, 16, 3, 3)
@@ -115,7 +115,7 @@ def test_high_pad_from_the_output() -> None:
     check(run(Op.conv, [x, w], torch.empty(want.shape), attrs), want)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.conv))
 def test_residual_in_place(isa: str) -> None:
     torch.manual_seed(4)
     for groups in (1, 64):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from heavy import FLOATS, check, isas, laid_out, packed, place, run, struct
+from heavy import FLOATS, check, isa_levels, laid_out, packed, place, run, struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,7 +64,7 @@ def test_matmul(data: st.DataObject) -> None:
     attrs = struct("MatmulAttrs", packed=use_packed, act=act, lo=-0.5, hi=6.0)
     out = laid_out((*batch, m, n), dtype, draw(LAYOUTS))
     run(Op.matmul, [a, packed(Op.matmul, attrs, b) if use_packed else b, bias_value, residual], out, attrs,
-        isa=draw(st.sampled_from(isas())), tiles=draw(st.sampled_from([0, 1, 3, 7])))  # fmt: skip
+        isa=draw(st.sampled_from(isa_levels(Op.matmul))), tiles=draw(st.sampled_from([0, 1, 3, 7])))  # fmt: skip
     want, scale = reference(a, b, [bias_value, residual], act), None
     if (
         is_float and want.numel()
@@ -74,7 +74,7 @@ def test_matmul(data: st.DataObject) -> None:
     check(out, want, scale=scale)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.matmul))
 def test_vector_left(isa: str) -> None:
     torch.manual_seed(0)
     a, b, bias = torch.randn(40), torch.randn(40, 19), torch.randn(19)
@@ -82,7 +82,7 @@ def test_vector_left(isa: str) -> None:
     check(run(Op.matmul, [a, b, bias], torch.empty(19), attrs, isa=isa), a @ b + bias)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.matmul))
 def test_residual_in_place(isa: str) -> None:
     """The output may be the residual's memory."""
     torch.manual_seed(0)
@@ -92,7 +92,7 @@ def test_residual_in_place(isa: str) -> None:
     check(run(Op.matmul, [a, packed(Op.matmul, attrs, b), None, y], y, attrs, isa=isa), want)
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.matmul))
 def test_nan_and_inf(isa: str) -> None:
     a, b = torch.randn(13, 20), torch.randn(20, 33)
     a[3, 4], a[5, 0], b[2, 7] = float("nan"), float("inf"), float("-inf")

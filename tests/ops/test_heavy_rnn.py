@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heavy import FLOATS, check, isas, packed, place, run, struct
+from heavy import FLOATS, check, isa_levels, packed, place, run, struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,7 +72,7 @@ def test_rnn(data: st.DataObject) -> None:
     outputs = [y.transpose(0, 1)[..., out_size:], torch.empty(n, out_size, dtype=dtype)]
     if kind == RnnKind.lstm:
         outputs.append(torch.empty(n, hidden, dtype=dtype))
-    run(Op.rnn, inputs, outputs, attrs, isa=draw(st.sampled_from(isas())),
+    run(Op.rnn, inputs, outputs, attrs, isa=draw(st.sampled_from(isa_levels(Op.rnn))),
         tiles=draw(st.sampled_from([0, 1, 3])) if use_packed else 1,
         tmp=[scratch(attrs, dtype, n, size, hidden, proj)])  # fmt: skip
     finals = [last[0][0], last[1][0]] if kind == RnnKind.lstm else [last[0]]
@@ -81,7 +81,7 @@ def test_rnn(data: st.DataObject) -> None:
     assert bool(y[..., :out_size].isnan().all())
 
 
-@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("isa", isa_levels(Op.rnn))
 def test_long_batch(isa: str) -> None:
     """More rows than one block."""
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heavy import isas, struct
+from heavy import isa_levels, struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quant_product import ENDS, F32, I8, I16, I32, conv_sums, finish, multipliers, numbers, packed, result, tensor, wrap
@@ -106,7 +106,7 @@ def test_qconv(data: st.DataObject) -> None:
     xs, ws = tensor(x, x_dtype, pick(*LAYOUTS)), tensor(w, I8, pick("dense", "gaps", "flip"))
     sc = tensor(scale, I32 if y_dtype in ENDS else F32)
     b = None if bias is None else tensor(bias, F32 if real else I32)
-    isa, tiles, layout = pick(*isas()), pick(0, 1, 3, 8), pick(*LAYOUTS)
+    isa, tiles, layout = pick(*isa_levels(Op.qconv)), pick(0, 1, 3, 8), pick(*LAYOUTS)
     for attrs, weight in (
         (conv_attrs(**fields), ws),
         (a := conv_attrs(**fields, packed=1, kernel=kernel), packed(Op.qconv, a, ws)),
@@ -147,7 +147,7 @@ def test_large(name: str, dtype: torch.dtype, layout: str) -> None:
     scale = multipliers(rng, c["cout"], float(np.abs(sums).mean()))
     want = np.moveaxis(finish(sums, dtype, dtype, scale, 3, *ENDS[dtype]), -1, 1)
     ws = tensor(w, I8)
-    for isa in isas():
+    for isa in isa_levels(Op.qconv):
         for tiles, use in ((1, 1), (5, 1), (2, 0)):
             attrs = conv_attrs(**fields, packed=use, kernel=[k, k] if use else [0])
             weight = packed(Op.qconv, attrs, ws) if use else ws

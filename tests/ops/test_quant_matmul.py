@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heavy import isas, struct
+from heavy import isa_levels, struct
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quant_product import ENDS, F16, F32, I8, I16, I32, finish, multipliers, numbers, packed, result, tensor, wrap
@@ -70,7 +70,7 @@ def test_stored(data: st.DataObject) -> None:
     xs = tensor(a, a_dtype, pick(*LAYOUTS))
     bs = tensor(b, U8 if bits == 4 else I8, pick(*LAYOUTS))
     sc, bi = tensor(scale, I32 if y_dtype in ENDS else F32), None if bias is None else tensor(bias, I32)
-    isa, tiles, layout = pick(*isas()), pick(0, 1, 3, 8), pick(*LAYOUTS)
+    isa, tiles, layout = pick(*isa_levels(Op.qmatmul)), pick(0, 1, 3, 8), pick(*LAYOUTS)
     for attrs, right in forms(bs, fields):
         got = result(Op.qmatmul, [xs, right, sc, bi], want.shape, y_dtype, attrs, layout, isa=isa, tiles=tiles)
         np.testing.assert_array_equal(got, want)
@@ -188,7 +188,7 @@ def test_real(data: st.DataObject) -> None:
     ins = [tensor(x, t) if x is not None else None for x, t in ((scale, real), (bias, F32), (offset, real))]
     xs = tensor(a, F32, pick(*LAYOUTS))
     bs = tensor(b, U8 if bits == 4 else I8, pick(*LAYOUTS))
-    isa, tiles, layout = pick(*isas()), pick(0, 1, 3, 8), pick(*LAYOUTS)
+    isa, tiles, layout = pick(*isa_levels(Op.qmatmul)), pick(0, 1, 3, 8), pick(*LAYOUTS)
     for attrs, right in forms(bs, fields):
         got = result(Op.qmatmul, [xs, right, *ins], want.shape, F32, attrs, layout, isa=isa, tiles=tiles)
         if near is None:
@@ -217,7 +217,7 @@ def test_large_real(bits: int, dynamic: int) -> None:
             want, near = a @ w, np.abs(a).astype(np.float64) @ np.abs(w)
         fields = {"bits": bits, "b_zero": 3, "dynamic": dynamic, "group": group}
         for attrs, right in forms(tensor(b, U8 if bits == 4 else I8), fields):
-            for tiles, isa in ((1, "ref"), *((5, isa) for isa in isas())):
+            for tiles, isa in ((1, "ref"), *((5, isa) for isa in isa_levels(Op.qmatmul))):
                 got = result(
                     Op.qmatmul, [tensor(a, F32), right, tensor(scale, F32)], (m, n), F32, attrs, tiles=tiles, isa=isa
                 )

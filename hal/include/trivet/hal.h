@@ -176,7 +176,8 @@ typedef struct trv_driver {
 /* The CPU driver (hal/cpu). config: NULL, or a trv_cpu_config. */
 typedef struct trv_cpu_config {
   uint32_t size;
-  const char* isa; /* NULL: the best that the machine has; "ref": portable kernels only */
+  const char* isa; /* NULL: the best level that the machine has; "ref": portable kernels only;
+                      others: isa.c */
 } trv_cpu_config;
 extern TRV_API const trv_driver trv_cpu_driver;
 
