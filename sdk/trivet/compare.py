@@ -22,7 +22,7 @@ from trivet.bench import find_entry
 from trivet.error import Error
 from trivet.fbs.structs import Op
 from trivet.ir.graph import Loc
-from trivet.quantize.report import CEILING, decibel
+from trivet.quantize.report import CEILING, sqnr
 from trivet.reader import EntryView, FileView, Place
 from trivet.runtime import Net, load
 from trivet.taps import Tap, file_view, run_tapped
@@ -299,17 +299,6 @@ def _first(layers: Sequence[Layer]) -> Layer | None:
     """Where the program leaves the model: the first harmful layer that has a twin, else the first harmful one."""
     harmful = [x for x in layers if not x.harmless]
     return next((x for x in harmful if x.twin), harmful[0] if harmful else None)
-
-
-def sqnr(wanted: Array, got: Array) -> float:
-    """Signal over noise in dB, within +-CEILING, as of quantize.measure; -CEILING when sizes differ."""
-    if wanted.size != got.size:
-        return -CEILING
-    a, b = wanted.reshape(-1).astype(np.float64), got.reshape(-1).astype(np.float64)
-    counts = np.isfinite(a) | ((a != b) & ~(np.isnan(a) & np.isnan(b)))  # equal inf and nan are no noise
-    a, b = a[counts], b[counts]
-    with np.errstate(over="ignore", invalid="ignore"):
-        return decibel(float(a @ a), float(((a - b) ** 2).sum()))
 
 
 def relative_error(wanted: Array, got: Array) -> float:

@@ -100,6 +100,9 @@ class Weights:
     states: dict[Key, State] = field(default_factory=dict)
     consts: dict[Key, Const] = field(default_factory=dict)
     alive: list[Any] = field(default_factory=list)  # keeps ids and addresses valid
+    read: dict[Const, list[tuple[Type, Const]]] = field(
+        default_factory=dict
+    )  # with which types, each a constant of its own
     names: set[str] = field(default_factory=set)
 
     def find_states(self, program: ExportedProgram) -> None:
@@ -147,10 +150,14 @@ class Weights:
         return v
 
     def name_constants(self, graph: Graph) -> None:
-        """Gives the constants that handlers made names that are free in the whole module."""
+        """Gives the constants that handlers made names that are free in the whole module.
+
+        One that is read with several meanings (as stored integers of a weight, and as bare numbers) becomes one for each.
+        """
         mine = {id(c) for c in self.consts.values()}
         for v in list(graph.values()):
             if v.const is not None:
+                v.const = self._as_read(v.const, v.type)
                 if id(v.const) not in mine:
                     mine.add(id(v.const))
                     self.consts[("made", len(self.consts))] = v.const
@@ -159,6 +166,15 @@ class Weights:
         for n in graph.nodes:
             for inner in n.graphs:
                 self.name_constants(inner)
+
+    def _as_read(self, const: Const, as_type: Type) -> Const:
+        """The constant, or its twin where another type has taken it."""
+        rows = self.read.setdefault(const, [])
+        for known, c in rows:
+            if known == as_type:
+                return c
+        rows.append((as_type, const if not rows else Const(const.name, const.data)))
+        return rows[-1][1]
 
     def _free(self, name: str) -> str:
         base, n = name, 1

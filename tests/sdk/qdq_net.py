@@ -15,6 +15,7 @@ from trivet.frontend import capture
 from trivet.ir.evaluate import evaluate
 from trivet.ir.graph import Graph, Module
 from trivet.pipeline import PASSES, Context, Options, run_passes
+from trivet.quantize.report import sqnr as decibels
 from trivet.runtime import load
 
 QD = torch.ops.quantized_decomposed
@@ -91,9 +92,7 @@ class Lowered:
 
 def sqnr(want: torch.Tensor, got: torch.Tensor) -> float:
     """dB; infinite when equal."""
-    want, got = want.double(), got.double()
-    noise = float(((want - got) ** 2).sum())
-    return math.inf if noise == 0 else 10 * math.log10(max(float((want**2).sum()), 1e-300) / noise)
+    return math.inf if torch.equal(want.double(), got.double()) else decibels(want, got)
 
 
 def lower(net: torch.nn.Module, *xs: torch.Tensor, db: float = 40.0, exact: bool = True, target: str = "cpu",

@@ -10,6 +10,7 @@ import torchao.quantization  # noqa: F401  defines torchao's operators
 from qdq_net import QD, Net, Weight, fq, lower, sqnr
 from torch.nn import functional as F
 
+import trivet
 import trivet.quantize.blocks  # noqa: F401  defines trivet::dequantize
 from trivet.error import Error
 from trivet.fbs.structs import DType
@@ -279,6 +280,28 @@ def test_models_quantised_by_torchao(i: int) -> None:
     y = lower(net, torch.randn(4, 64), exact=False, db=(90, 35, 90, 90, 60)[i])
     assert y.kernels() == ["qmatmul", "qmatmul"] or y.kernels() == ["qmatmul", "map", "qmatmul"]
     assert [n.attrs.dynamic for n in y.graph.nodes if n.op == "qmatmul"] == [(0, 1, 0, 0, 2)[i]] * 2
+
+
+def test_programs_that_torch_exported_multiply_bytes() -> None:
+    """Exported without us, torchao's dynamic 8-bit tensors are products of integers written out."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 48), torch.nn.ReLU(), torch.nn.Linear(48, 32, bias=False)).eval()
+    torchao.quantization.quantize_(net, configs()[1])
+    x = torch.randn(20, 64)
+    program = torch.export.export(net, (x,))
+    assert "aten._int_mm" in str(program.graph)
+    assert sqnr(net(x), trivet.load(trivet.export(program))(x)) > 100
+
+
+def test_a_constant_with_several_meanings() -> None:
+    """Read as it is and by two scales: a constant for each."""
+    q, s = torch.randint(-9, 9, (8, 16), dtype=torch.int8), torch.rand(8) + 0.1
+
+    def net(m: Net, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b = (torch.ops.trivet.dequantize(m.q, t, None, 0, 0, 0, 8) for t in (m.s, m.t))
+        return F.linear(x, a), F.linear(x, b), m.q.float() + x[:1]
+
+    lower(Net(net, q=q, s=s, t=2 * s), torch.randn(3, 16), exact=False, db=90)
 
 
 @pytest.mark.parametrize("i", range(5))

@@ -1,7 +1,6 @@
 """Training with fake quantisation: what the prepared module is, what it becomes, and that it is the same numbers."""
 
 import copy
-import math
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import trivet
 from trivet import frontend
 from trivet.quantize.qat import finish, prepare_qat
 from trivet.quantize.recipe import W8, Recipe, Spec
+from trivet.quantize.report import sqnr
 
 BATCH = {"dynamic_shapes": ({0: Dim("n", min=1, max=256)},)}
 
@@ -63,10 +63,6 @@ def net():
     m = Net()
     train(m, 10)
     return m
-
-
-def sqnr(a, b):
-    return 10 * math.log10(float((a**2).sum()) / max(float(((a - b) ** 2).sum()), 1e-30))
 
 
 def test_train_convert_export(net):

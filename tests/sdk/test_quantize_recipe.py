@@ -6,7 +6,7 @@ import sys
 import pytest
 
 import trivet
-from trivet.quantize.recipe import ROWS, W8, Recipe, Spec, matches, recipe
+from trivet.quantize.recipe import ROWS, W8, Recipe, Spec, check_rules, matches, recipe
 
 PRESETS = ("w8a8", "w8a8-dynamic", "w8a16", "w8", "w4g32", "w4g64a8", "f16", "bf16")
 
@@ -57,7 +57,9 @@ def test_json_keeps_everything():
     assert "percentile 99.9" in str(Recipe(W8, Spec("i8", observer="percentile", percentile=99.9)))
 
 
-@pytest.mark.parametrize("data", [{"weights": {}}, {"weight": {"bits": 8}}, "{", [], {"rules": [["a"]]}, {"rules": 3}])
+@pytest.mark.parametrize(
+    "data", [{"weights": {}}, {"weight": {"bits": 8}}, "{", "[" * 99999, [], {"rules": [["a"]]}, {"rules": 3}]
+)
 def test_json_of_something_else(data):
     with pytest.raises(trivet.Error):
         Recipe.from_json(data)
@@ -92,7 +94,9 @@ def test_json_of_something_else(data):
         (lambda: Recipe(W8, half="f16"), "half"),
         (lambda: Recipe(half="f8"), "half"),
         (lambda: Recipe(W8, rules={"op:": None}), "pattern"),
+        (lambda: Recipe(W8, rules={"node:": None}), "pattern"),
         (lambda: Recipe(W8, rules={3: None}), "pattern"),
+        (lambda: recipe("w4g0"), "w4g0: a group"),
         (lambda: Recipe(W8, rules=5), "rules"),
         (lambda: Recipe(W8, rules={"a": Recipe(W8, rules={"b": None})}), "rules of its own"),
         (lambda: Recipe(W8, rules={"a": "f16"}), "half"),
@@ -122,6 +126,26 @@ def test_the_last_rule_that_fits_wins():
     assert more.at("enc.first", "conv") == recipe("w8") and r.at("enc.first", "conv") != recipe("w8")
     assert r.keep(["dec.out"]).at("dec.out.0", "conv") is None
     assert Recipe(W8, rules={"a": "w8a8"}).calibrated and not Recipe(W8, rules={"a": None}).calibrated
+
+
+def test_rules_by_node():
+    r = Recipe(W8, rules={"a": None, "node:linear_?": "w8a8"})
+    assert r.at("a.b", "linear", "linear_3") == recipe("w8a8") and r.at("a.b", "linear", "linear") is None
+    assert r.at("b", "linear", "mul") is r
+
+
+@pytest.mark.parametrize(("pattern", "why"), [
+    ("encodr.0", "means no module of this model"), ("*.norm", "means no module"), ("op:linera", "means no kind of operator"),
+    ("node:linear_7", "means no operator of this model")])  # fmt: skip
+def test_rules_that_mean_nothing(pattern, why):
+    def check(p):
+        check_rules(Recipe(W8, rules={p: None}), {"encoder.0", ""}, {"linear", "softmax"}, {"linear_1"})
+
+    for good in ("encoder", "encoder.?", "*", "op:soft*", "node:linear_1"):
+        check(good)
+    with pytest.raises(trivet.Error, match=why) as e:
+        check(pattern)
+    assert "near it: " in e.value.remedy or "print the report" in e.value.remedy
 
 
 def test_importing_costs_nothing():

@@ -17,8 +17,8 @@ from trivet.fbs.structs import DType
 from trivet.ir import ops
 from trivet.ir.graph import Graph, Loc, Module
 from trivet.ir.types import Type, per_tensor
-from trivet.quantize.measure import Measured, measure, sqnr
-from trivet.quantize.report import Layer, Report, Step, attach, decibel, op_text, read_layers
+from trivet.quantize.measure import Measured, effects, measure
+from trivet.quantize.report import Layer, Report, Step, attach, decibel, op_text, read_layers, sqnr
 
 REPORT = Report(
     "w8a8", 3,
@@ -126,6 +126,12 @@ def test_rows_of_a_graph() -> None:
     assert rows[0].op == "conv2d + relu" and str(rows[0]) == "conv2d + relu at c (n.py:1)"
 
 
+def test_several_kernels_of_one_operator_share_its_reason() -> None:
+    layers = [Layer("forward", "r", "lstm", "n.py:1") for _ in range(3)]
+    attach(layers, [Measured("forward", "n", "r", "n.py:1", "lstm", 30, 35, "weights only", "lstm")])
+    assert [(x.why, x.nodes, x.sqnr) for x in layers] == [("weights only", ["lstm"], None)] * 3
+
+
 def test_attach_by_place_and_order() -> None:
     def layer(module: str, op: str, source: str = "n.py:1", entry: str = "forward") -> Layer:
         return Layer(entry, module, op, source)
@@ -140,7 +146,10 @@ def test_attach_by_place_and_order() -> None:
     rows = [Measured("forward", "n0", "a", "n.py:1", "conv2d", 30, 35), Measured("forward", "n1", "a", "n.py:1", "relu", 31, 36),
             Measured("forward", "n2", "twice", "n.py:1", "linear", 20, None), Measured("forward", "n3", "twice", "n.py:1", "linear", 10, 12),
             Measured("other", "n4", "b", "n.py:1", "conv2d", 1, 1)]  # fmt: skip
+    for i, row in enumerate(rows):
+        row.twin = f"t{i}"
     attach(layers, rows)
+    assert [x.nodes for x in layers] == [["t0", "t1"], ["t2"], ["t3"], [], []]
     assert [(x.sqnr, x.alone) for x in layers] == [(31, 36), (20, None), (10, 12), (None, None), (None, None)]
 
 
@@ -188,6 +197,19 @@ def test_measure() -> None:
     assert rows[1].alone == pytest.approx(sqnr(a * 3, rounded(rounded(a) * 3)))
     coarse = measure(*pair(4.0), [((x,), {})], alone=False)
     assert coarse[0].sqnr < rows[0].sqnr and coarse[0].alone is None
+
+
+def test_effects_on_the_results() -> None:
+    floating, quantised = pair(0.25)
+    x = torch.tensor([0.1, 0.3, -0.7, 2.0])
+
+    def rounded(v: torch.Tensor) -> torch.Tensor:
+        return (v / 0.25).round().clamp(-128, 127) * 0.25
+
+    want = (x + 1) * 3
+    found = effects(floating, quantised, ((x,), {}))
+    by_op = [sqnr(want, rounded(x + 1) * 3), sqnr(want, rounded(rounded(x + 1) * 3))]  # an operator reads stored inputs
+    assert list(found) == ["add_tensor", "mul_tensor"] and list(found.values()) == pytest.approx(by_op)
 
 
 # ---- the file

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+import trivet
 from trivet import Error
 from trivet.quantize import search as S
-from trivet.quantize.report import Report
+from trivet.quantize.recipe import W8
+from trivet.quantize.report import Report, sqnr
 
 
 @dataclass
@@ -31,7 +34,7 @@ class Fake:
         loss = self.bias + sum(h * (part if str(i) in names else 1.0) for i, h in enumerate(self.harm))
         ranks = self.order or [-h for h in self.harm]
         layers = [S.Candidate(str(i), f"conv2d at block.{i}", r) for i, r in enumerate(ranks)]
-        return S.Built(1 - loss, Report(), layers)  # type: ignore[arg-type]
+        return S.Built(1 - loss, Report(), lambda: layers)  # type: ignore[arg-type]
 
 
 class Net(float):
@@ -111,8 +114,14 @@ def test_metric_may_be_a_tensor() -> None:
     assert S.score(lambda net: True, None, "") == 1
 
 
+def test_metric_that_fails_is_named() -> None:
+    with pytest.raises(Error, match="metric fails on the quantised program: ZeroDivisionError: division by zero") as e:
+        S.score(lambda net: 1 / 0, None, "the quantised program")
+    assert isinstance(e.value.__cause__, ZeroDivisionError)
+
+
 def test_max_drop_must_be_a_number() -> None:
-    for bad in (-1, math.nan):
+    for bad in (-1, math.nan, "0.1", None, 1j):
         with pytest.raises(Error, match="max_drop"):
             S.search(None, None, lambda n: 0.0, bad)  # type: ignore[arg-type]
 
@@ -159,3 +168,41 @@ def test_reference_is_called_like_a_net() -> None:
     with pytest.raises(AttributeError, match="no entry 'other'"):
         reference.other  # noqa: B018
     assert reference.ranges.seen[("step", "[0]")] == (1.0, 1.0)
+
+
+class Top(nn.Module):
+    """Three products without modules of their own; the first reads one huge feature that it does not need."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        g = torch.Generator().manual_seed(0)
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(16, 16, generator=g)) for _ in range(3))
+        with torch.no_grad():
+            self.a[:, 0] = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(F.linear(x, self.a))
+        y = F.relu(F.linear(y, self.b))
+        return F.linear(y, self.c)
+
+
+def test_layers_of_the_same_module_are_kept_one_by_one() -> None:
+    model = Top().eval()
+    x = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+    x[:, 0] *= 3000
+    with torch.no_grad():
+        want = model(x)
+    program = trivet.export(model, (x,), quantize="w8a8", calibrate=[x], max_drop=10,
+                            metric=lambda net: min(40.0, sqnr(want, net(x))))  # fmt: skip
+    report = program.quantization
+    assert report is not None
+    assert [s.kept for s in report.search if s.kept and "linear + relu at (" in s.kept[0]] and report.score >= 30
+    assert [x.form for x in report.layers if "linear_1" in x.nodes or "linear_2" in x.nodes] == ["integer"] * 2
+    assert report.layers[0].nodes[0] == "linear" and report.layers[0].stored != "i8"
+    again = trivet.export(model, (x,), quantize=trivet.quantize.Recipe(W8, rules={"node:linear_1": None})).quantization
+    assert again is not None and [x.nodes for x in again.layers] == [
+        ["linear", "relu"],
+        ["linear_1", "relu_1"],
+        ["linear_2"],
+    ]
+    assert [x.form for x in again.layers] == ["weights", "float", "weights"]

@@ -13,16 +13,14 @@ from torch.export import Dim
 
 import trivet
 from trivet import frontend
-from trivet.quantize import improve
+from trivet.quantize import improve, observe
+from trivet.quantize.batches import batches
 from trivet.quantize.fxgraph import Capture
 from trivet.quantize.recipe import W8, Recipe, Spec
+from trivet.quantize.report import sqnr
 from trivet.quantize.stage import quantize, quantize_entries
 
 MINMAX = Recipe(W8, Spec("i8", symmetric=False))
-
-
-def sqnr(want, got):
-    return 10 * math.log10(float((want.double() ** 2).sum()) / max(float(((want - got).double() ** 2).sum()), 1e-30))
 
 
 class Net(nn.Module):
@@ -158,12 +156,13 @@ def test_trees_and_keywords():
         q.module(args[0], args[1])
 
 
-def test_calibration_in_all_forms(net):
+def test_calibration_in_all_forms():
     xs = [x for (x,) in data(4)]
-    full = quantize(net, (xs[0],), recipe=MINMAX, calibrate=[(x,) for x in xs]).converted.code
-    for form in (xs, [[x] for x in xs], [((x,), {}) for x in xs], iter(xs), [x.numpy() for x in xs], [torch.cat(xs)],
-                 [((), {"x": x}) for x in xs]):  # fmt: skip
-        assert quantize(net, (xs[0],), recipe=MINMAX, calibrate=form).converted.code == full
+    capture = Capture("forward", nn.Identity(), (xs[0],), None, None)
+    for form in (xs, [(x,) for x in xs], [[x] for x in xs], [((x,), {}) for x in xs], iter(xs), [x.numpy() for x in xs], [torch.cat(xs)],
+                 [((), {"input": x}) for x in xs]):  # fmt: skip
+        for (_, (got,)), want in zip(batches(capture, form, "forward"), xs, strict=True):
+            assert torch.equal(got, want)
 
 
 @pytest.mark.parametrize(
@@ -185,11 +184,14 @@ def test_calibration_in_all_forms(net):
         ([(3,)], "is int"),
         ([torch.full((1, 3, 8, 8), float("nan"))], "batch 1: NaN"),
         ([torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), float("inf"))], "batch 2: infinity"),
+        ([torch.zeros(1, 3, 8, 8).to_sparse()], "is sparse_coo float32"),
+        ([torch.zeros(1, 3, 8, 8, device="meta")], "float32 .* on meta"),
+        ((torch.zeros(1, 3, 8 // n, 8) for n in (1, 0)), "fails behind batch 1: ZeroDivisionError"),
     ],
 )
-def test_calibration_that_cannot_be_used(net, calibrate, what):
+def test_calibration_that_cannot_be_used(calibrate, what):
     with pytest.raises(trivet.Error, match=what) as e:
-        quantize(net, (torch.zeros(1, 3, 8, 8),), recipe="w8a8", calibrate=calibrate)
+        quantize(nn.Conv2d(3, 4, 3).eval(), (torch.zeros(1, 3, 8, 8),), recipe="w8a8", calibrate=calibrate)
     assert e.value.remedy
 
 
@@ -207,6 +209,32 @@ def test_not_finite_inside():
     m[2].weight.data[0, 0] = float("nan")
     with pytest.raises(trivet.Error, match=r"weight 2\.weight: NaN"):
         quantize(m, (torch.zeros(1, 1, 2, 2),), recipe="w8")
+
+
+def test_hidden_states_that_do_not_fit():
+    """Integer recurrent layers hold states of -1 to 1, as those that they make."""
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.g = nn.GRU(4, 4)
+
+        def forward(self, x, h):
+            return self.g(x, h)[0]
+
+    m, x, h = Cell().eval(), torch.randn(3, 1, 4), torch.full((1, 1, 4), 0.5)
+    assert sqnr(m(x, h), quantize(m, (x, h), recipe=MINMAX, calibrate=[(x, h)]).module(x, h)) > 20
+    with pytest.raises(trivet.Error, match="batch 2: the first hidden state of gru reaches 2") as e:
+        quantize(m, (x, h), recipe=MINMAX, calibrate=[(x, h), (x, 4 * h)])
+    assert "'node:gru': None" in e.value.remedy
+    kept = MINMAX.keep(["node:gru"])
+    assert torch.equal(m(x, 4 * h), quantize(m, (x, h), recipe=kept, calibrate=[(x, 4 * h)]).module(x, 4 * h))
+
+
+def test_data_without_elements():
+    m = nn.Sequential(nn.Conv1d(2, 2, 1), nn.ReLU(), nn.Linear(8, 3)).eval()
+    x = torch.zeros(0, 2, 8)
+    assert quantize(m, (x,), recipe="w8a8", calibrate=[x]).module(x).shape == (0, 2, 3)
 
 
 def test_values_that_are_always_the_same():
@@ -375,10 +403,14 @@ def test_missing_torchao(monkeypatch):
 # ---- observers ------------------------------------------------------------------------------------------------------------
 def chosen(values, spec, pieces=1):
     """(scale, zero) that an observer finds for values."""
-    m = nn.Conv1d(1, 1, 1).eval()
-    xs = [t.reshape(1, 1, -1) for t in values.chunk(pieces)]
-    q = quantize(m, (xs[0],), dynamic_shapes=({2: Dim("n", min=2)},), recipe=Recipe(W8, spec), calibrate=xs)
-    return next((n.args[1], n.args[2]) for n in q.converted.graph.nodes if "quantize_per_tensor" in str(n.target))
+    how = observe.activation(spec)
+    observer = how.observer_or_fake_quant_ctr(
+        dtype=how.dtype, qscheme=how.qscheme, quant_min=how.quant_min, quant_max=how.quant_max
+    )
+    for t in values.chunk(pieces):
+        observer(t)
+    scale, zero = observer.calculate_qparams()
+    return float(scale), int(zero)
 
 
 def error(x, scale, zero, lo=-128, hi=127):

@@ -11,14 +11,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from trivet.quantize.convert import Quantized
     from trivet.quantize.qat import prepare_qat
     from trivet.quantize.recipe import Recipe, Spec
     from trivet.quantize.report import Report
-    from trivet.quantize.stage import Quantized, quantize
+    from trivet.quantize.stage import quantize
 
 __all__ = ["Quantized", "Recipe", "Report", "Spec", "prepare_qat", "quantize"]
 
-_HOMES = {"Quantized": "stage", "Recipe": "recipe", "Report": "report", "Spec": "recipe", "prepare_qat": "qat",
+_HOMES = {"Quantized": "convert", "Recipe": "recipe", "Report": "report", "Spec": "recipe", "prepare_qat": "qat",
           "quantize": "stage"}  # fmt: skip
 
 

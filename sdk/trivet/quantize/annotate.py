@@ -200,7 +200,7 @@ class Planner:
 
     # -- steps
     def _recipe(self, n: Node, kind: str) -> Recipe | None:
-        return self.recipe.at(place(n)[0], kind)
+        return self.recipe.at(place(n)[0], kind, n.name)
 
     def _step(self, n: Node, role: Role, tail: Node, roots: Mapping[Node, Node]) -> Step:
         if n in roots:
@@ -320,8 +320,18 @@ class Planner:
                 or target(n) in ("", "getitem", *DROPOUTS)
                 or self.is_constant(n)
             )
-            if not known and is_real(n) and not target(n).startswith("aten._assert"):
-                plan.why[n.name] = f"{target(n).rpartition('.')[2]} has no integer form"
+            if known or target(n).startswith("aten._assert"):
+                continue
+            v = value(n)
+            first = v[0] if isinstance(v, (list, tuple)) and v else v
+            if isinstance(first, torch.Tensor) and first.is_floating_point():
+                real = first.dtype == torch.float32
+                dtype = str(first.dtype).removeprefix("torch.")
+                plan.why[n.name] = (
+                    f"{target(n).rpartition('.')[2]} has no integer form"
+                    if real
+                    else f"it computes in {dtype}, not in float32"
+                )
 
 
 def _is_square(n: Node) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from trivet.error import Error
+from trivet.tracing import first_line
 
 if TYPE_CHECKING:
     from trivet.quantize.fxgraph import Capture
@@ -26,10 +27,24 @@ def batches(capture: Capture, given: Any, entry: str) -> Iterator[tuple[int, lis
     """
     if isinstance(given, (str, bytes, torch.Tensor, Mapping)) or not isinstance(given, Iterable):
         raise Error(f"calibrate for entry {entry!r} is a {type(given).__name__}", remedy=REMEDY)
-    for number, batch in enumerate(given, 1):
+    for number, batch in enumerate(_taken(given, entry), 1):
         where = f"calibration batch {number}" + ("" if entry == "forward" else f" of entry {entry!r}")
         for leaves in _split(capture, _leaves(capture, batch, where), where):
             yield number, leaves
+
+
+def _taken(given: Iterable[Any], entry: str) -> Iterator[Any]:
+    """The batches; what the user's own iterator raises says where it was."""
+    number = 0
+    try:
+        for batch in given:
+            number += 1
+            yield batch
+    except Error:
+        raise
+    except Exception as e:
+        raise Error(f"calibrate for entry {entry!r} fails behind batch {number}: {first_line(e)}",
+                    remedy="see what list(calibrate) does") from e  # fmt: skip
 
 
 def _leaves(capture: Capture, batch: Any, where: str) -> list[Any]:
@@ -63,7 +78,12 @@ def _split(capture: Capture, leaves: list[Any], where: str) -> list[list[Any]]:
         )
         if not isinstance(got, torch.Tensor):
             raise Error(f"{where}: input {name!r} is {type(got).__name__}, {text} expected", remedy=REMEDY)
-        fits = got.dtype == want.dtype and got.dim() == want.dim()
+        fits = (
+            got.dtype == want.dtype
+            and got.dim() == want.dim()
+            and got.layout == want.layout
+            and got.device == want.device
+        )
         for axis, (d, size) in enumerate(zip(want.shape, got.shape, strict=False)):
             if not isinstance(d, int) or d == size:
                 continue
@@ -72,7 +92,9 @@ def _split(capture: Capture, leaves: list[Any], where: str) -> list[list[Any]]:
             else:
                 times.add(size // d)
         if not fits:
-            have = f"{str(got.dtype).removeprefix('torch.')} {list(got.shape)}"
+            kind = "" if got.layout == want.layout else f"{str(got.layout).removeprefix('torch.')} "
+            on = "" if got.device == want.device else f" on {got.device}"
+            have = f"{kind}{str(got.dtype).removeprefix('torch.')} {list(got.shape)}{on}"
             raise Error(f"{where}: input {name!r} is {have}, the model was captured with {text}",
                         remedy="give data like the example arguments, or export with dynamic_shapes")  # fmt: skip
     if not times:

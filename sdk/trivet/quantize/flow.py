@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from trivet.error import Error
-from trivet.quantize.measure import Measured, measure
+from trivet.quantize.measure import Measured, effects, measure
 from trivet.quantize.recipe import Recipe
 from trivet.quantize.recipe import recipe as read_recipe
 from trivet.quantize.report import Report, attach, read_layers
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from trivet.ir.graph import Module
     from trivet.pipeline import Context
     from trivet.program import Program
-    from trivet.quantize.stage import Quantized
+    from trivet.quantize.convert import Quantized
 
 BATCHES = 2  # that dB are measured on
 Entries = Mapping[str, tuple[Any, ...]]
@@ -45,14 +45,17 @@ class Work:
 
     def program(self, recipe: Recipe, calibrate: Any) -> Program:
         """One program."""
+        return self.finished(self.quantised(recipe, calibrate), recipe)
+
+    def quantised(self, recipe: Recipe, calibrate: Any) -> Mapping[str, Quantized]:
+        """Entries after the quantisation stage; none for half precision, which comes later."""
         if recipe.half:
             if calibrate is not None:
                 raise Error(f"calibrate goes with recipes of integers, not with {recipe.half}")
-            return self.finish(self.entries, self.shapes, recipe, ())
+            return {}
         from trivet.quantize.stage import quantize_entries
 
-        made = quantize_entries(self.entries, self.shapes, recipe=recipe, calibrate=calibrate, target=self.target)
-        return self._finish(made, recipe)
+        return quantize_entries(self.entries, self.shapes, recipe=recipe, calibrate=calibrate, target=self.target)
 
     def trained(self) -> Program:
         """The program of entries that were prepared for training; others stay as they are."""
@@ -65,12 +68,14 @@ class Work:
                 q.dynamic_shapes = (self.shapes or {}).get(name)
                 if args or kwargs:
                     q.args, q.kwargs = args, kwargs
-        return self._finish(made, next(iter(made.values())).recipe)
+        return self.finished(made, next(iter(made.values())).recipe)
 
-    def _finish(self, made: Mapping[str, Quantized], recipe: Recipe | None) -> Program:
-        entries, shapes = dict(self.entries), dict(self.shapes or {})
+    def finished(self, made: Mapping[str, Quantized], recipe: Recipe | None) -> Program:
+        """The program of what the stage made."""
+        entries, shapes = dict(self.entries), dict(self.shapes or {}) or None
         for name, q in made.items():
-            entries[name], shapes[name] = (q.module, q.args, q.kwargs), q.dynamic_shapes
+            entries[name] = q.module, q.args, q.kwargs
+            shapes = {**(shapes or {}), name: q.dynamic_shapes}
         return self.finish(entries, shapes, recipe, list(made.values()))
 
 
@@ -98,13 +103,12 @@ def export_quantised(work: Work, metric: Any = None, max_drop: float = 0.01) -> 
     chosen = precisions(base, work.target)
 
     def build(kept: Sequence[str], precision: str) -> Built:
-        paths = [p for name in kept for p in name.split(" + ")]
-        recipe = base.keep(dict.fromkeys(paths, chosen[precision])) if kept else base
-        program = work.program(recipe, calibrate)
-        report = program.quantization
-        return Built(
-            program, report if report is not None else Report(), candidates(report) if report is not None else []
-        )
+        patterns = [p for name in kept for p in name.split(" + ")]
+        recipe = base.keep(dict.fromkeys(patterns, chosen[precision])) if kept else base
+        made = work.quantised(recipe, calibrate)
+        program = work.finished(made, recipe)
+        report = program.quantization or Report()
+        return Built(program, report, lambda: candidates(report, harm(made.values())))
 
     reference = Reference({name: _module(name, e[0]) for name, e in work.entries.items()})
     found = search(build, reference, metric, max_drop, precisions=list(chosen), calibration=ranges)
@@ -127,18 +131,34 @@ def precisions(recipe: Recipe, target: str) -> dict[str, Any]:
     return {**out, "float": None}
 
 
-def candidates(report: Report) -> list[Candidate]:
-    """Quantised layers that a rule of a recipe can name: module paths that hold no other layer."""
-    rows = [x for x in report.layers if x.form in ("integer", "weights", "half") and x.module]
+def candidates(report: Report, harm: Mapping[tuple[str, str], float] | None = None) -> list[Candidate]:
+    """Quantised layers that rules of a recipe can name: by the names of their operators; where those are not known, by module paths
+    that hold no other layer. What they lose: harm where it is measured, else what the layer's own result loses.
+    """
+    rows = [x for x in report.layers if x.form in ("integer", "weights", "half")]
     paths = {p for x in report.layers for p in x.module.split(" + ")}
-    holds = {p for p in paths if any(o != p and o.startswith(f"{p}.") for o in paths)}
+    holds = {p for p in paths if not p or any(o != p and o.startswith(f"{p}.") for o in paths)}
     out: dict[str, Candidate] = {}
     for x in rows:
-        own = [p for p in x.module.split(" + ") if p not in holds and p]
-        name = " + ".join(own)
-        if own and (name not in out or x.low < out[name].db):
-            out[name] = Candidate(name, str(x), x.low)
+        name = " + ".join([f"node:{n}" for n in x.nodes] or [p for p in x.module.split(" + ") if p not in holds])
+        known = [harm[x.entry, n] for n in x.nodes if (x.entry, n) in harm] if harm else []
+        low = min(known) if known else x.low
+        if name and (name not in out or low < out[name].db):
+            out[name] = Candidate(name, str(x), low)
     return list(out.values())
+
+
+def harm(quantised: Iterable[Quantized]) -> dict[tuple[str, str], float]:
+    """{(entry, node): dB of the results when only that operator is quantised}, where measuring that is cheap."""
+    import torch
+
+    out: dict[tuple[str, str], float] = {}
+    for q in quantised:
+        if q.reference is not None and q.batches:
+            with torch.no_grad():
+                found = effects(q.reference, q.converted, q.batches[len(q.batches) // 2], names=q.names)
+            out |= {(q.entry, n): db for n, db in found.items()}
+    return out
 
 
 def _kept(calibrate: Any, entries: Sequence[str], ranges: Ranges) -> Any:
@@ -185,6 +205,9 @@ def conclude(module: Module, context: Context, quantised: Sequence[Quantized], r
     for q in quantised:
         attach(report.layers, measured(q))
         report.notes += [n if len(quantised) == 1 else f"{q.entry}: {n}" for n in q.notes]
+    for x in report.layers:
+        if x.form == "float" and not x.why:
+            x.why = "it stays float32" if recipe is not None and recipe.half else "it has no integer form"
     report.notes += context.report.notes.get("narrow_floats", [])
     report.bytes_before = weight_bytes(quantised)
     report.bytes_after = sum(_const_bytes(module).values())

@@ -54,6 +54,7 @@ _put("map", "sigmoid tanh hardsigmoid hardswish silu gelu mish elu celu selu lea
 _put("binary", "add sub mul")
 _KINDS.update({"trivet.lstm": "rnn", "trivet.gru": "rnn", "trivet.rnn_tanh": "rnn"})
 
+KINDS = frozenset(_KINDS.values()) - {"product"} | {"matmul"}
 ELEMENTWISE = frozenset(name for name, kind in _KINDS.items() if kind in ("map", "clamp", "binary"))
 
 

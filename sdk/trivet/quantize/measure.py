@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
 
+CHEAP = 1 << 33  # elements of all values, times operators: some 20 s
 ACTIVATIONS = frozenset(f"aten.{n}" for n in ("relu", "relu6", "hardtanh", "clamp", "clamp_min", "clamp_max", "leaky_relu", "sigmoid", "tanh",
                                               "silu", "gelu", "hardswish", "hardsigmoid", "mish", "elu"))  # fmt: skip
 
 
 @dataclass(slots=True)
 class Measured:
-    """One operator. name: of the node in the quantised graph; module, source, op, why as of report.Layer; sqnr, alone: dB."""
+    """One operator. name, twin: of the node in the quantised graph and in the float one; module, source, op, why as of report.Layer;
+    sqnr, alone: dB.
+    """
 
     entry: str
     name: str
@@ -40,11 +43,7 @@ class Measured:
     sqnr: float | None = None
     alone: float | None = None
     why: str = ""
-
-
-def sqnr(wanted: torch.Tensor, got: torch.Tensor) -> float:
-    """dB of got against wanted, over all elements, in f64."""
-    return decibel(*_powers(wanted, got))
+    twin: str = ""
 
 
 def _powers(wanted: torch.Tensor, got: torch.Tensor) -> tuple[float, float]:
@@ -83,12 +82,7 @@ def measure(
     Returns:
         A row per float operator that both graphs have, in order of execution.
     """
-    known = {n.name for n in reference.graph.nodes if n.op == "call_function"}
-    pairs = {}
-    for n in quantised.graph.nodes:
-        twin = (names or {}).get(n.name, n.name)
-        if n.op == "call_function" and not is_store(n) and twin in known:
-            pairs[n.name] = twin
+    pairs = _pairs(reference, quantised, names)
     power: dict[str, list[list[float]]] = {}
 
     def add(which: int, name: str, wanted: Any, got: Any) -> None:
@@ -126,8 +120,86 @@ def measure(
                 decibel(a, b) if count else None for a, b, count in power.get(n.name, ((0.0, 0.0, 0),) * 2)
             ]
             reason = (why or {}).get(pairs[n.name], "")
-            rows.append(Measured(entry, n.name, loc.module, loc.source, op_text(loc.origin), whole, single, reason))
+            rows.append(
+                Measured(
+                    entry, n.name, loc.module, loc.source, op_text(loc.origin), whole, single, reason, pairs[n.name]
+                )
+            )
     return rows
+
+
+@torch.no_grad()
+def effects(
+    reference: GraphModule,
+    quantised: GraphModule,
+    batch: tuple[tuple[Any, ...], Mapping[str, Any]],
+    *,
+    names: Mapping[str, str] | None = None,
+) -> dict[str, float]:
+    """What the results of the program lose by each operator: dB of all results when only that one is quantised.
+
+    The float graph runs again behind every operator, so that this is done only where it is cheap (see CHEAP). What one call leaves
+    in buffers is not looked at.
+
+    Args:
+        reference, quantised, names: as of measure.
+        batch: one call.
+
+    Returns:
+        {node of the reference: dB}; empty where it is not cheap.
+    """
+    pairs = _pairs(reference, quantised, names)
+    nodes = list(reference.graph.nodes)
+    first = state(reference), state(quantised)
+    flat = pytree.tree_leaves((batch[0], dict(batch[1])))
+    values = _values(reference, flat, {n.name for n in nodes})
+    made = [values[n.name] for n in nodes if n.op == "call_function"]
+    elements = sum(t.numel() for t in pytree.tree_leaves(made) if isinstance(t, torch.Tensor))
+    out: dict[str, float] = {}
+    if elements * len(pairs) <= CHEAP:
+        run = torch.fx.Interpreter(reference, graph=reference.graph)
+
+        def found(name: str, wanted: Any, got: Any) -> None:
+            if isinstance(got, torch.Tensor) and got.is_floating_point():
+                out[pairs[name]] = _behind(run, nodes, values, pairs[name], got)
+
+        set_state(reference, first[0])
+        _Compare(quantised, pairs, values, found, replace=True).run(*flat, enable_io_processing=False)
+    set_state(reference, first[0])
+    set_state(quantised, first[1])
+    return out
+
+
+def _behind(
+    run: torch.fx.Interpreter, nodes: Sequence[Node], values: Mapping[str, Any], name: str, got: torch.Tensor
+) -> float:
+    """dB of the results with one node's value replaced."""
+    changed: dict[str, Any] = {name: got}
+    powers = [0.0, 0.0]
+    for n in nodes:
+        if n.name in changed or not any(a.name in changed for a in n.all_input_nodes):
+            continue
+        if n.op == "output":
+            for a in dict.fromkeys(n.all_input_nodes):
+                if a.name in changed and isinstance(changed[a.name], torch.Tensor):
+                    powers = [x + y for x, y in zip(powers, _powers(values[a.name], changed[a.name]), strict=True)]
+        elif target(n) == "aten.copy_":  # a buffer, which stays as it is
+            changed[n.name] = values[n.name]
+        else:
+            args, kwargs = torch.fx.node.map_arg((n.args, n.kwargs), lambda a: changed.get(a.name, values[a.name]))
+            changed[n.name] = getattr(run, n.op)(n.target, args, kwargs)
+    return decibel(*powers)
+
+
+def _pairs(reference: GraphModule, quantised: GraphModule, names: Mapping[str, str] | None) -> dict[str, str]:
+    """{node of the quantised graph: the same operator's in the float one}."""
+    known = {n.name for n in reference.graph.nodes if n.op == "call_function"}
+    out = {}
+    for n in quantised.graph.nodes:
+        twin = (names or {}).get(n.name, n.name)
+        if n.op == "call_function" and not is_store(n) and twin in known:
+            out[n.name] = twin
+    return out
 
 
 def _values(module: GraphModule, flat: Sequence[Any], wanted: set[str]) -> dict[str, Any]:

@@ -14,12 +14,14 @@ import torch
 from trivet import tracing
 from trivet.error import Error
 from trivet.quantize.annotate import Annotator
+from trivet.quantize.convert import Quantized, convert, copy_graph, refuse_stored
 from trivet.quantize.fold import fold_batch_norms
 from trivet.quantize.fxgraph import DROPOUTS, NAME, Capture, Traced, argument, assign, fetch, flatten, target, value
 from trivet.quantize.library import torchao
+from trivet.quantize.patterns import needed
 from trivet.quantize.recipe import Recipe
 from trivet.quantize.recipe import recipe as read_recipe
-from trivet.quantize.stage import Quantized, convert, copy_graph, refuse_stored
+from trivet.quantize.stage import check_operators
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -104,11 +106,12 @@ def prepare_qat(
         capture = Capture("forward", copy.deepcopy(model), tuple(args), kwargs, dynamic_shapes)
     module = capture.module
     refuse_stored(module, "forward")
+    check_operators(chosen, [module])
     _training_form(module)
     _remember(module)
     reference = copy_graph(module)
     annotator = Annotator(chosen, find(target).all[0].integer(), qat=True)
-    with tracing.quiet():
+    with tracing.quiet(), needed():
         prepared = prepare_qat_pt2e(module, annotator)
     _right_eps(prepared)
     for p in prepared.parameters():
@@ -134,7 +137,8 @@ def finish(prepared: Prepared, name: str = "forward") -> Quantized:
             n.replace_all_uses_with(n.args[0])
             module.graph.erase_node(n)
     _shift_variance(module)
-    converted = convert(module)
+    with needed():
+        converted = convert(module)
     names = {n.name: n.meta[NAME] for n in converted.graph.nodes if NAME in n.meta and n.name != n.meta[NAME]}
     reference = torch.fx.GraphModule(trained, trained.reference)
     fold_batch_norms(reference, alone=False)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -101,8 +102,9 @@ class Recipe:
             4-bit weights (convolutions), 8 bits are used.
         activation: of the values between integer operators; None: float, and only weights are stored small.
         rules: what is different, {pattern: Recipe, name of one, or None (stays float)}; kept as pairs. A pattern is a module path, in which
-            * and ? stand for text, and means everything inside of that module too ("encoder.layers.*.norm1", "head"); or "op:" and a
-            kind of operator ("op:softmax"). The last rule that fits wins. Of a rule's recipe only weight and activation count.
+            * and ? stand for text, and means everything inside of that module too ("encoder.layers.*.norm1", "head"); "op:" and a kind
+            of operator ("op:softmax"); or "node:" and the name of one operator in the exported graph ("node:linear_3"), as reports give
+            it. The last rule that fits wins. Of a rule's recipe only weight and activation count.
         bias_correction: makes up for the mean error of each channel, as seen on the calibration data.
         data_rounding: rounds weights so that results are near on the calibration data, where few inputs go into an output.
         equalize: shifts scale between neighbouring layers, where the function stays the same, so that channels have like ranges.
@@ -156,11 +158,11 @@ class Recipe:
         """True when some part of the model needs calibration data."""
         return self.static or any(r is not None and r.static for _, r in self.rules)
 
-    def at(self, module: str, op: str) -> Recipe | None:
-        """What counts for an operator of kind op in the module of that path; None: it stays float."""
+    def at(self, module: str, op: str, node: str = "") -> Recipe | None:
+        """What counts for an operator of kind op, called node, in the module of that path; None: it stays float."""
         found: Recipe | None = self
         for pattern, r in self.rules:
-            if matches(pattern, module, op):
+            if matches(pattern, module, op, node):
                 found = r
         return found
 
@@ -204,7 +206,7 @@ class Recipe:
         if isinstance(data, str):
             try:
                 data = json.loads(data)
-            except ValueError as e:
+            except (ValueError, RecursionError) as e:
                 raise Error(f"this is no recipe: {e}") from None
         values = _known(Recipe, data)
         for name in ("weight", "activation"):
@@ -231,12 +233,36 @@ class Recipe:
         return [n for n in names if getattr(self, n)]
 
 
-def matches(pattern: str, module: str, op: str) -> bool:
+def matches(pattern: str, module: str, op: str, node: str = "") -> bool:
     """Whether a rule's pattern means an operator: see Recipe.rules. A path of "" is the model itself."""
     if pattern.startswith("op:"):
         return fnmatchcase(op, pattern[3:])
+    if pattern.startswith("node:"):
+        return fnmatchcase(node, pattern[5:])
     parts = module.split(".")
     return any(fnmatchcase(".".join(parts[:n]), pattern) for n in range(len(parts) + 1))
+
+
+def check_rules(r: Recipe, modules: Collection[str], kinds: Collection[str], nodes: Collection[str] = ()) -> None:
+    """Refuses a rule that means nothing in a model: with a misspelt path, what should stay float would be quantised silently.
+
+    Args:
+        r: the recipe.
+        modules: paths of all operators.
+        kinds: of operators that rules may name, in this model or not.
+        nodes: names of all operators.
+
+    Raises:
+        Error: naming the rule and what comes near it.
+    """
+    for pattern, _ in r.rules:
+        scheme, _, name = pattern.rpartition(":") if pattern.startswith(("op:", "node:")) else ("", "", pattern)
+        known = {"op": kinds, "node": nodes, "": modules}[scheme]
+        if not any(matches(pattern, x, x, x) for x in known):
+            near = get_close_matches(name, known, 3, 0.3)
+            what = {"op": "kind of operator", "node": "operator", "": "module"}[scheme]
+            raise Error(f"the rule for {pattern!r} means no {what} of this model",
+                        remedy=f"near it: {', '.join(near)}" if near else "print the report of an export without rules")  # fmt: skip
 
 
 # ---- presets ------------------------------------------------------------------------------------------------------------
@@ -265,7 +291,9 @@ def recipe(given: str | Recipe | None) -> Recipe:
     match = re.fullmatch(r"w4g(\d{1,6})(a8)?", given)
     if match is None:
         raise Error(f"there is no recipe {given!r}", remedy=f"known: {KNOWN}")
-    weight = Spec("i4", granularity="group", group=int(match[1]) or -1, observer="mse")
+    if not int(match[1]):
+        raise Error(f"{given}: a group is a multiple of 8 values", remedy=f"known: {KNOWN}")
+    weight = Spec("i4", granularity="group", group=int(match[1]), observer="mse")
     return Recipe(weight, ROWS if match[2] else None)
 
 
@@ -296,8 +324,8 @@ def _rules(given: Any) -> tuple[tuple[str, Recipe | None], ...]:
     out = []
     try:
         for pattern, r in pairs:
-            if not isinstance(pattern, str) or pattern == "op:":
-                raise Error(f"the pattern of a rule is a module path or 'op:kind', got {pattern!r}")
+            if not isinstance(pattern, str) or pattern in ("op:", "node:"):
+                raise Error(f"the pattern of a rule is a module path, 'op:kind' or 'node:name', got {pattern!r}")
             out.append((pattern, None if r is None or r == "float" else recipe(r)))
     except (TypeError, ValueError):
         raise Error(f"rules are {{pattern: recipe}}, got {given!r}") from None

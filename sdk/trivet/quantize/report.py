@@ -40,6 +40,8 @@ class Layer:
         sqnr: dB of the result, the whole network being quantised; None: not measured.
         alone: dB of the result when only this layer is quantised (its inputs are right before they are stored); None: not measured.
         why: for "float", why.
+        nodes: names, in the exported graph, of the model's operators that it stands for, without the entry's name: what a rule
+            "node:.." of a recipe means. Empty where the quantisation was not ours.
     """
 
     entry: str
@@ -53,6 +55,7 @@ class Layer:
     sqnr: float | None = None
     alone: float | None = None
     why: str = ""
+    nodes: list[str] = field(default_factory=list)
 
     @property
     def where(self) -> str:
@@ -201,6 +204,25 @@ def decibel(signal: float, noise: float) -> float:
     return max(-CEILING, min(CEILING, 10 * math.log10(signal / noise))) if signal > 0 else -CEILING
 
 
+def sqnr(wanted: Any, got: Any) -> float:
+    """Signal over noise in dB, within +-CEILING; -CEILING when sizes differ. Equal inf and nan are no noise.
+
+    Args:
+        wanted, got: numpy arrays or torch tensors, read as f64.
+    """
+    import numpy as np
+
+    a, b = (
+        np.asarray(x.detach().double() if hasattr(x, "detach") else x, np.float64).reshape(-1) for x in (wanted, got)
+    )
+    if a.size != b.size:
+        return -CEILING
+    counts = np.isfinite(a) | ((a != b) & ~(np.isnan(a) & np.isnan(b)))
+    a, b = a[counts], b[counts]
+    with np.errstate(over="ignore", invalid="ignore"):
+        return decibel(float(a @ a), float(((a - b) ** 2).sum()))
+
+
 def decibel_text(x: float | None) -> str:
     """A cell of a table."""
     return "" if x is None else f"{x:.1f}"
@@ -229,7 +251,7 @@ _WEIGHTED = {
 
 
 def read_layers(module: Module, why: Mapping[str, str] | None = None) -> list[Layer]:
-    """The rows of a module that has gone through all passes, unmeasured.
+    """The rows of a module that has gone through all passes, unmeasured. Operators in branches and loops are never quantised.
 
     Args:
         module: lowered.
@@ -243,7 +265,8 @@ def read_layers(module: Module, why: Mapping[str, str] | None = None) -> list[La
         for graph in all_graphs(entry):
             for node in graph.nodes:
                 if is_kernel(node) and (form := _form(node)):
-                    out.append(_layer(name, node, form, sizes, (why or {}).get(node.outputs[0].name, "")))
+                    inside = "" if graph is entry else "it is in a branch or loop"
+                    out.append(_layer(name, node, form, sizes, (why or {}).get(node.outputs[0].name, "") or inside))
     return out
 
 
@@ -284,37 +307,15 @@ def _form(node: Node) -> str:
 
 
 def macs(node: Node, sizes: Mapping[str, int]) -> int:
-    """Multiply-adds of a node at given sizes of the symbols; 0 for what has no products over an axis."""
+    """Multiply-adds of a node at given sizes of the symbols."""
+    from trivet import cost
     from trivet.ir.dim import evaluate
 
-    def size(*dims: Any) -> int:
-        n = 1
-        for d in dims:
-            n *= evaluate(d, sizes)
-        return n
+    def shape(v: Value) -> tuple[int, ...]:
+        return tuple(evaluate(d, sizes) for d in v.shape)
 
-    x, y, a = (node.inputs[0] if node.inputs else None), (node.outputs[0] if node.outputs else None), node.attrs
-    if x is None or y is None:
-        return 0
-    if node.op in ("conv", "qconv"):
-        kernel = a.kernel
-        if not kernel:
-            w = node.inputs[1]
-            assert w is not None
-            kernel = w.shape[2:]
-        if a.transposed:
-            return size(*x.shape, *kernel, y.shape[1]) // int(a.groups)
-        return size(*y.shape, *kernel, x.shape[1]) // int(a.groups)
-    if node.op in ("matmul", "qmatmul"):
-        return size(*y.shape, x.shape[-1])
-    if node.op == "attention":
-        k = node.inputs[1]
-        assert k is not None
-        return size(*x.shape[:-1], k.shape[-2]) * (size(x.shape[-1]) + size(y.shape[-1]))
-    if node.op in ("rnn", "qrnn"):
-        gates = {"lstm": 4, "gru": 3}.get(a.kind.name, 1)
-        return size(*y.shape) * gates * (size(x.shape[-1]) + size(y.shape[-1]))
-    return 0
+    inputs = [None if v is None else shape(v) for v in node.inputs]
+    return cost.macs(node.op, node.attrs, inputs, [shape(v) for v in node.outputs]) if inputs else 0
 
 
 # ---- SQNR to layers -----------------------------------------------------------------------------------------------------
@@ -331,10 +332,13 @@ def attach(layers: Sequence[Layer], measured: Iterable[Measured]) -> None:
         modules, sources, ops = (set(t.split(" + ")) for t in (module, source, op))
         found = [m for m in rows if m.entry == entry and m.op in ops and m.module in modules and m.source in sources]
         each = len(found) // len(group)
-        for i, x in enumerate(group if each else ()):
-            mine = found[i * each : (i + 1) * each]
+        for i, x in enumerate(group if found else ()):
+            mine = found[i * each : (i + 1) * each] or found
+            x.nodes = list(dict.fromkeys(m.twin for m in mine if m.twin))
+            if x.form == "float":
+                x.why = next((m.why for m in mine if m.why), x.why)
+            if not each:  # several kernels for one operator
+                continue
             known, single = [m.sqnr for m in mine if m.sqnr is not None], [m.alone for m in mine if m.alone is not None]
             x.sqnr = round(known[-1], 2) if known else None
             x.alone = round(single[-1], 2) if single else None
-            if x.form == "float":
-                x.why = next((m.why for m in mine if m.why), x.why)

@@ -9,10 +9,12 @@ import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from trivet.error import Error
 from trivet.quantize.report import Report, Step, decibel_text
+from trivet.tracing import first_line
 
 if TYPE_CHECKING:
     from trivet.program import Program
@@ -37,7 +39,7 @@ class Built:
 
     program: Program
     report: Report
-    layers: list[Candidate]
+    layers: Callable[[], list[Candidate]]  # asked for only when the program loses too much
 
 
 Build = Callable[[Sequence[str], str], Built]  # (names of layers to keep, their precision)
@@ -68,13 +70,13 @@ class Ranges:
             self.add(entry, args, kwargs)
             yield batch
 
-    def unlike(self, other: Ranges) -> list[str]:
-        """Inputs whose span here is far from that of other: at most half or at least eight times as wide."""
+    def unlike(self, other: Ranges, narrow: float = 2.0) -> list[str]:
+        """Inputs whose span here is far from that of other: less than 1 / narrow of it, or more than eight times as wide."""
         out = []
         for key, (lo, hi) in self.seen.items():
             a, b = other.seen.get(key, (lo, hi))
             here, there = max(abs(lo), abs(hi)), max(abs(a), abs(b))
-            if there > 2 * here or here > 8 * there:
+            if there > narrow * here or here > 8 * there:
                 out.append(f"input {key[1]} of {key[0]} goes from {lo:.3g} to {hi:.3g} in the calibration data, from {a:.3g} to {b:.3g} "
                            "where the metric runs")  # fmt: skip
         return out
@@ -139,8 +141,14 @@ def score(metric: Metric, net: Any, what: str) -> float:
     """
     import torch
 
-    with torch.no_grad():
-        value = metric(net)
+    try:
+        with torch.no_grad():
+            value = metric(net)
+    except Error:
+        raise
+    except Exception as e:
+        raise Error(f"the metric fails on {what}: {first_line(e)}",
+                    remedy="it is called with a net, which it calls as the model is called") from e  # fmt: skip
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         value = value.item()
     try:
@@ -179,7 +187,7 @@ def search(
     """
     from trivet.runtime import load
 
-    if not max_drop >= 0:
+    if not isinstance(max_drop, Real) or not max_drop >= 0:
         raise Error(f"max_drop must be a number from 0 on, got {max_drop!r}")
     wanted = score(metric, reference, "the float model")
     steps: list[Step] = []
@@ -188,15 +196,17 @@ def search(
         built = build([c.name for c in kept], precision)
         with load(built.program) as net:
             got = score(metric, net, "the quantised program")
-        steps.append(Step([c.text for c in kept], precision if kept else "", got, wanted - got <= max_drop))
+        steps.append(Step([c.text for c in kept], precision if kept else "", got, bool(wanted - got <= max_drop)))
         built.report.search, built.report.score, built.report.reference = steps, got, wanted
         return built, steps[-1].holds
 
     first, holds = attempt((), "")
     if holds:
         return first
-    ranked = sorted(first.layers, key=lambda c: c.db)
+    ranked = sorted(first.layers(), key=lambda c: c.db)
     most = max(1, int(SHARE * len(ranked))) if ranked else 0
+    if calibration is not None and calibration.unlike(reference.ranges, narrow=8.0):
+        most = 0  # the data are wrong, not single layers: keeping some of them would hide it
     # The most that may be done: when that is not enough, nothing in between is.
     best, holds = attempt(ranked[:most], precisions[-1]) if most else (first, False)
     if not holds:
