@@ -8,12 +8,16 @@ include(CMakePackageConfigHelpers)
 set(TRIVET_CONFIG_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/trivet)
 
 # add_subdirectory and find_package give the same names
-add_library(trivet::trivet ALIAS trivet_shared)
 add_library(trivet::static ALIAS trivet_static)
-set_target_properties(trivet_shared PROPERTIES EXPORT_NAME trivet)
 set_target_properties(trivet_static PROPERTIES EXPORT_NAME static)
+set(TRIVET_LIBRARIES trivet_static)
+if(TARGET trivet_shared)
+  add_library(trivet::trivet ALIAS trivet_shared)
+  set_target_properties(trivet_shared PROPERTIES EXPORT_NAME trivet)
+  list(APPEND TRIVET_LIBRARIES trivet_shared)
+endif()
 
-install(TARGETS trivet_shared trivet_static EXPORT trivet
+install(TARGETS ${TRIVET_LIBRARIES} EXPORT trivet
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 if(TARGET trv_run)
@@ -36,3 +40,10 @@ endif()
 file(RELATIVE_PATH TRIVET_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 configure_file(cmake/trivet.pc.in trivet.pc @ONLY)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/trivet.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# `trivet build` and `trivet deploy` compile from here
+if(SKBUILD)
+  install(DIRECTORY hal runtime_c cmake DESTINATION csrc)
+  install(DIRECTORY schema/gen DESTINATION csrc/schema)
+  install(FILES CMakeLists.txt DESTINATION csrc)
+endif()

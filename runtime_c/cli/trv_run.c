@@ -10,6 +10,9 @@
 #if defined(_WIN32)
 #include <direct.h>
 #else
+#if defined(__APPLE__)
+#include <sys/resource.h>
+#endif
 #include <sys/stat.h>
 #endif
 
@@ -377,6 +380,23 @@ static double percentile(const double* sorted, uint32_t n, double p) {
   return i + 1 < n ? sorted[i] + (at - (double)i) * (sorted[i + 1] - sorted[i]) : sorted[n - 1];
 }
 
+/* The most memory that this process has held, in bytes; -1 where the system does not tell. Linux's
+ * getrusage would count what a parent held that started this process by vfork. */
+static long long peak_bytes(void) {
+  long long peak = -1;
+#if defined(__linux__)
+  char line[128];
+  FILE* f = fopen("/proc/self/status", "r");
+  while (f && fgets(line, sizeof line, f))
+    if (strncmp(line, "VmHWM:", 6) == 0) peak = strtoll(line + 6, NULL, 10) * 1024;
+  if (f) fclose(f);
+#elif defined(__APPLE__)
+  struct rusage used;
+  if (!getrusage(RUSAGE_SELF, &used)) peak = used.ru_maxrss;
+#endif
+  return peak;
+}
+
 static int command_bench(const options* o, job* j) {
   double sum = 0, *times = malloc(o->runs * sizeof(*times));
   if (!times) return complain("out of memory");
@@ -398,12 +418,14 @@ static int command_bench(const options* o, job* j) {
                      "\"first_ms\": %.4f, "
                      "\"p50_ms\": %.4f, \"p90_ms\": %.4f, \"p99_ms\": %.4f, \"mean_ms\": %.4f, "
                      "\"min_ms\": %.4f, "
-                     "\"max_ms\": %.4f, \"bytes\": %llu}\n"
+                     "\"max_ms\": %.4f, \"bytes\": %llu, \"peak_bytes\": %lld}\n"
                    : "%s, entry \"%s\", %u runs\n  load %.4f ms, first run %.4f ms\n  p50 %.4f  "
                      "p90 %.4f  p99 %.4f  "
-                     "mean %.4f  min %.4f  max %.4f ms\n  memory %llu bytes beside the weights\n",
+                     "mean %.4f  min %.4f  max %.4f ms\n  memory %llu bytes beside the weights, "
+                     "process at most %lld\n",
            o->file, j->entry.name, (unsigned)o->runs, j->load_ms, first, p50, p90, p99, mean,
-           times[0], times[o->runs - 1], (unsigned long long)trv_context_bytes(j->ctx));
+           times[0], times[o->runs - 1], (unsigned long long)trv_context_bytes(j->ctx),
+           peak_bytes());
   }
   free(times);
   return bad;

@@ -1,0 +1,14 @@
+# Cross-compiles with a GNU toolchain on PATH, as Debian's gcc-<triple> packages install them:
+#   cmake -S . -B build -DCMAKE_TOOLCHAIN_FILE=cmake/toolchain/gnu.cmake -DTRIVET_TRIPLE=aarch64-linux-gnu
+# TRIVET_FLAGS: further compiler flags, e.g. -mfpu=neon-vfpv4.
+set(CMAKE_TRY_COMPILE_PLATFORM_VARIABLES TRIVET_TRIPLE TRIVET_FLAGS)
+if(NOT TRIVET_TRIPLE)
+  message(FATAL_ERROR "-DTRIVET_TRIPLE=... is missing, e.g. aarch64-linux-gnu")
+endif()
+string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "${TRIVET_TRIPLE}")
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_C_COMPILER ${TRIVET_TRIPLE}-gcc)
+set(CMAKE_C_FLAGS_INIT "${TRIVET_FLAGS}")
+set(CMAKE_FIND_ROOT_PATH_MODE_PROGRAM NEVER)
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
