@@ -26,6 +26,7 @@ test: .venv/ready
 	$(BIN)/python -m pip install -q --no-deps -r tests/e2e/requirements.txt
 	touch $@
 
+# A real race against other runtimes takes hours and their packages: tests/peers/README.md.
 # Figures that the README files quote; times mean little on a busy machine, so no test asserts them.
 bench: .venv/ready
 	$(BIN)/python tests/bench.py

@@ -5,13 +5,16 @@
 writes  schema/gen/trv_schema.h      file structs, enum constants and table slots for C
         sdk/trivet/fbs/*.py          flatc's table readers and writers (needs flatc on PATH)
         sdk/trivet/fbs/structs.py    numpy dtypes of the structs, enums as IntEnum
+        sdk/trivet/fbs/bindings.py   the C API of native.py as cffi reads it without parsing
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -116,6 +119,8 @@ def main() -> None:
             subprocess.run(["flatc", "--python", "-o", tmp, f"{f}.fbs"], cwd=ROOT / "schema", check=True)
         shutil.copytree(Path(tmp) / "trivet" / "fbs", out)
     (out / "structs.py").write_text(py_structs(enums, structs))
+    code = f"from trivet.native import write_bindings; write_bindings({str(out / 'bindings.py')!r})"  # in terms of what is new now
+    subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT / "sdk")}, check=True)
 
 
 if __name__ == "__main__":

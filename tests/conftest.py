@@ -1,4 +1,5 @@
-"""In CI nothing is skipped: a test that lacks a tool fails."""
+"""In CI nothing is skipped: a test that lacks a tool fails. Workers that share the machine run torch with one thread each. Every
+test starts with the same random numbers."""
 
 from __future__ import annotations
 
@@ -6,6 +7,15 @@ import os
 from collections.abc import Generator
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # as many workers as cores: threads of torch would only wait for each other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    import torch
+
+    torch.manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,7 +5,7 @@
 #define COLS 64
 
 typedef struct query {
-  const double *q, *k, *v;
+  const double *q, *k[2], *v[2];
   double* o;
   const uint8_t* mask;
   trv_dim keys;
@@ -17,9 +17,11 @@ static double weigh(const trvk_attention* p, const query* t, double scale, trv_d
                     double* w, double* max, double* sum) {
   double most = *max;
   for (trv_dim j = 0; j < n; j++) {
-    const double* k = t->k + (k0 + j) * p->k.row;
+    const int piece = k0 + j >= p->first;
+    const trvk_attention_operand* ko = &p->k[piece];
+    const double* k = t->k[piece] + (k0 + j - (piece ? p->first : 0)) * ko->row;
     double s = 0.0;
-    for (trv_dim i = 0; i < p->d; i++) s += t->q[i * p->q.col] * k[i * p->k.col];
+    for (trv_dim i = 0; i < p->d; i++) s += t->q[i * p->q.col] * k[i * ko->col];
     s *= scale;
     if (t->mask) {
       const uint8_t* m = trvk_at(t->mask, p->mask_dtype, (k0 + j) * p->mask.col);
@@ -53,11 +55,14 @@ static void row(const trvk_attention* p, const query* t, double scale) {
       const double f = weigh(p, t, scale, k0, n, w, &max, &sum);
       for (trv_dim i = 0; i < en; i++) acc[i] *= f;
       for (trv_dim j = 0; j < n; j++) {
-        const double* v = t->v + (k0 + j) * p->v.row + e0 * p->v.col;
-        for (trv_dim i = 0; i < en; i++) acc[i] += w[j] * v[i * p->v.col];
+        const int piece = k0 + j >= p->first;
+        const trvk_attention_operand* vo = &p->v[piece];
+        const double* v = t->v[piece] + (k0 + j - (piece ? p->first : 0)) * vo->row + e0 * vo->col;
+        for (trv_dim i = 0; i < en; i++) acc[i] += w[j] * v[i * vo->col];
       }
     }
-    for (trv_dim i = 0; i < en; i++) t->o[(e0 + i) * p->o.col] = sum == 0.0 ? 0.0 : acc[i] / sum;
+    for (trv_dim i = 0; i < en; i++)
+      t->o[(e0 + i) * p->o.col] = sum == 0.0 ? (double)p->empty : acc[i] / sum;
   }
 }
 
@@ -76,8 +81,10 @@ void trvk_attention_plain(const trvk_call* call, const trvk_attention* p, uint32
 #define AT(o, head_, row_) \
   (trvk_offset(p->nb, p->dim, (o).batch, batch) + (head_) * (o).head + (row_) * (o).row)
     t.q = (const double*)(const void*)p->q.data + AT(p->q, h, l);
-    t.k = (const double*)(const void*)p->k.data + AT(p->k, group, 0);
-    t.v = (const double*)(const void*)p->v.data + AT(p->v, group, 0);
+    for (int i = 0; i < (p->first < p->s ? 2 : 1); i++) {
+      t.k[i] = (const double*)(const void*)p->k[i].data + AT(p->k[i], group, 0);
+      t.v[i] = (const double*)(const void*)p->v[i].data + AT(p->v[i], group, 0);
+    }
     t.o = (double*)(void*)call->out[0].data + AT(p->o, h, l);
     t.mask = p->mask.data ? trvk_at(p->mask.data, p->mask_dtype, AT(p->mask, h, l)) : NULL;
 #undef AT

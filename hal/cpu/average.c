@@ -1,8 +1,11 @@
 /* average.c - see average.h. */
+/* clang-format off: its macros rename what the others declare */
+#include "variant.h"
+/* clang-format on */
 #include "average.h"
-
 #include "walk.h"
 
+#ifndef TRVK_VARIANT
 const char* trvk_average_check(const trv_tensor* x, const trv_tensor* y, int32_t x_zero,
                                int32_t y_zero, int32_t multiplier, int32_t shift, int32_t lo,
                                int32_t hi, int64_t* expected, int64_t* got) {
@@ -18,6 +21,7 @@ const char* trvk_average_check(const trv_tensor* x, const trv_tensor* y, int32_t
     return trvk_fail(TRVK_SAY("average: shift"), TRVK_AVERAGE_SHIFT, shift, expected, got);
   return trvk_result_check(y, y_zero, lo, hi, expected, got);
 }
+#endif
 
 /* ---- sums */
 
@@ -33,7 +37,7 @@ void trvk_sums_begin(trvk_sums* s, uint32_t dtype, int32_t zero, uint32_t n) {
   s->flushed = 0;
 }
 
-static void flush(trvk_sums* s) {
+static void sums_flush(trvk_sums* s) {
   if (!s->flushed) memset(s->total, 0, sizeof(s->total));
   for (uint32_t i = 0; i < s->n; i++)
     s->total[i] += s->dtype == TRV_DTYPE_I8 ? s->part.of_int8_t[i] : s->part.of_int16_t[i];
@@ -54,7 +58,7 @@ static void flush(trvk_sums* s) {
     }                                                                                      \
   }
 void trvk_sums_add(trvk_sums* s, uint32_t first, const uint8_t* x, trv_dim stride, uint32_t n) {
-  if (s->parts == (s->dtype == TRV_DTYPE_I8 ? PARTS_I8 : PARTS_I16)) flush(s);
+  if (s->parts == (s->dtype == TRV_DTYPE_I8 ? PARTS_I8 : PARTS_I16)) sums_flush(s);
   s->parts++;
   if (s->dtype == TRV_DTYPE_I8)
     ADD(int16_t, int8_t)
@@ -68,7 +72,7 @@ void trvk_sums_add(trvk_sums* s, uint32_t first, const uint8_t* x, trv_dim strid
  * than 2 * most + 1: t / 2^k has the right floor unless the low k bits of t are at most 2 * most,
  * which is where the slow way decides. When 1 / (count * 2^(shift + 1)), the distance between the
  * values that sum * r + 1/2 can have, is more than that error, there are no such cases. */
-static int bits(int64_t v) {
+static int average_bits(int64_t v) {
   int n = 0;
   for (; v > 0; v >>= 1) n++;
   return n;
@@ -79,8 +83,8 @@ void trvk_average_count(trvk_average* a, int64_t count) {
   for (; a->shift > 0 && a->multiplier % 2 == 0; a->shift--)
     a->multiplier /= 2; /* the same, more often sure */
   /* factor = multiplier * 2^j / count, k = j + shift; |t| < 2^62 */
-  int j = 61 - bits(a->multiplier) - bits(a->most) + bits(a->count) - 1;
-  const int sure = bits(a->most) + bits(a->count) + 2;
+  int j = 61 - average_bits(a->multiplier) - average_bits(a->most) + average_bits(a->count) - 1;
+  const int sure = average_bits(a->most) + average_bits(a->count) + 2;
   if (j > sure) j = sure;
   if (j > 40) j = 40;
   if (j > 61 - a->shift) j = 61 - a->shift;
@@ -98,7 +102,7 @@ void trvk_average_count(trvk_average* a, int64_t count) {
   a->narrow = j == sure && a->most * a->factor + a->half <= INT32_MAX;
 }
 
-static int64_t slow(const trvk_average* a, int64_t sum) {
+static int64_t average_slow(const trvk_average* a, int64_t sum) {
   /* floor((2 * sum * m + c * 2^s) / (c * 2^(s+1))) = floor((floor(2 * sum * m / c) + 2^s) /
    * 2^(s+1)), sum = q * c + r */
   int64_t q = sum / a->count, r = sum % a->count;
@@ -115,8 +119,8 @@ static int64_t slow(const trvk_average* a, int64_t sum) {
 
 int32_t trvk_average_of(const trvk_average* a, int64_t sum) {
   const int64_t t = sum * a->factor + a->half, fraction = t & (((int64_t)1 << a->quick_shift) - 1);
-  return trvk_stored(fraction <= a->unsure ? slow(a, sum) : t >> a->quick_shift, a->zero, a->lo,
-                     a->hi);
+  return trvk_stored(fraction <= a->unsure ? average_slow(a, sum) : t >> a->quick_shift, a->zero,
+                     a->lo, a->hi);
 }
 
 #define STORE(X)                                                                              \
@@ -148,3 +152,5 @@ void trvk_average_store(const trvk_average* a, const trvk_sums* s, uint32_t firs
   else
     STORE(int16_t)
 }
+#undef ADD
+#undef STORE

@@ -98,7 +98,11 @@ const char* trvk_conv_geo_make(const trvk_call* call, trvk_conv_geo* g, int64_t*
     g->taps *= g->kernel[i];
   }
   g->depthwise = trvk_conv_is_depthwise(g->groups, g->cg);
-  if (a->packed) {
+  const int winograd = trvk_packed_winograd(a);
+  if (winograd) {
+    const char* what = trvk_wino_check(call, g, expected, got);
+    if (what) return what;
+  } else if (a->packed) {
     const size_t need = trvk_conv_packed_floats(g->groups, g->cg, g->og, g->taps);
     if (g->cg < 1 || g->og < 1 || need == 0 || !trvk_packed_ok(w, need * sizeof(float)))
       return trvk_fail(TRVK_SAY("conv: the packed weight is too small"), (int64_t)need,
@@ -132,7 +136,7 @@ const char* trvk_conv_geo_make(const trvk_call* call, trvk_conv_geo* g, int64_t*
   strides5(res, g->rs);
   g->bias_step = bias ? bias->stride[0] : 0;
   drop_trivial(g);
-  if (a->packed) {
+  if (a->packed && !winograd) {
     const trv_dim r = trvk_conv_merge(g->groups, g->cg, g->og);
     g->groups /= r;
     g->cg *= r;
@@ -229,15 +233,20 @@ void trvk_conv_epi(const trvk_call* call, const trvk_conv_geo* g, trvk_epi* e,
   e->act = a->act;
   e->lo = a->lo;
   e->hi = a->hi;
-  e->post = res != NULL || e->dtype != TRV_DTYPE_F32 || (g->ys[1] != 1 && g->cout > 1) ||
-            (a->act != TRV_ACT_NONE && a->act != TRV_ACT_CLAMP);
+  e->post = e->dtype != TRV_DTYPE_F32 ||
+            (g->cout > 1 && (g->ys[1] != 1 || (res != NULL && g->rs[1] != 1)));
 }
 
-typedef enum path { PATH_GEMM, PATH_DEPTHWISE, PATH_PLAIN } path;
+typedef enum path { PATH_GEMM, PATH_DEPTHWISE, PATH_PLAIN, PATH_WINOGRAD, PATH_LINE } path;
 
-static path choose(const trvk_call* call, const trvk_conv_geo* g) {
+static path choose(const trvk_call* call, const trvk_conv_geo* g, const trvk_gemm* gemm) {
+  (void)gemm;
   const trvf_conv_attrs* a = call->attrs;
+  if (TRVK_WINO && trvk_packed_winograd(a)) return PATH_WINOGRAD;
   if (call->in[0].dtype == TRV_DTYPE_F64) return PATH_PLAIN;
+#if TRVK_WINO
+  if (trvk_conv_line_fits(call, g, gemm)) return PATH_LINE;
+#endif
   if (!g->depthwise) return PATH_GEMM;
   return a->packed && g->og == 1 && !g->transposed && g->xs[1] == 1 && g->ys[1] == 1 &&
                  g->kernel[0] * g->kernel[1] <= TRVK_DW_ROWS
@@ -251,8 +260,11 @@ uint32_t trvk_conv_tiles(const trvk_call* call, uint32_t workers) {
   if (trvk_count(&call->out[0]) == 0 || trvk_conv_geo_make(call, &g, &e, &got)) return 1;
   const double work = (double)trvk_count(&call->out[0]) * (double)g.cg * (double)g.taps /
                       (g.depthwise ? 4.0 : 16.0);
-  return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work,
-                    trvk_count(&call->out[0]) / 16 + 1, workers);
+  const uint32_t tiles = trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work,
+                                    trvk_count(&call->out[0]) / 16 + 1, workers);
+  if (!trvk_packed_winograd(call->attrs)) return tiles;
+  const uint32_t slots = trvk_wino_slots(call, &g);
+  return tiles < slots ? tiles : slots;
 }
 
 void trvk_conv_run(const trvk_call* call, uint32_t tile, const trvk_gemm* gemm) {
@@ -260,13 +272,21 @@ void trvk_conv_run(const trvk_call* call, uint32_t tile, const trvk_gemm* gemm) 
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0) return;
   (void)trvk_conv_geo_make(call, &g, &e, &got);
-  switch (choose(call, &g)) {
+  switch (choose(call, &g, gemm)) {
     case PATH_GEMM:
       trvk_conv_gemm_run(call, &g, tile, gemm);
       break;
     case PATH_DEPTHWISE:
       trvk_conv_depthwise_run(call, &g, tile, gemm);
       break;
+#if TRVK_WINO
+    case PATH_WINOGRAD:
+      trvk_conv_winograd_run(call, &g, tile, gemm);
+      break;
+    case PATH_LINE:
+      trvk_conv_line_run(call, &g, tile, gemm);
+      break;
+#endif
     default:
       trvk_conv_plain_run(call, &g, tile, gemm);
       break;

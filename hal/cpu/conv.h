@@ -31,9 +31,25 @@ static inline trv_dim trvk_conv_merge(trv_dim groups, trv_dim cg, trv_dim og) {
   return best;
 }
 
+/* ConvAttrs.packed: how the weight is stored. */
+#define TRVK_PACKED_WINO2                                                                         \
+  2                         /* transformed for 2x2 outputs at a time; other numbers but 0: panels \
+                             */
+#define TRVK_PACKED_WINO4 4 /* for 4x4 */
+static inline int trvk_packed_winograd(const trvf_conv_attrs* a) {
+  return a->packed == TRVK_PACKED_WINO2 || a->packed == TRVK_PACKED_WINO4;
+}
+
 /* Floats of the packed weight, 0 when that overflows. Panels of one (merged) group: [og /
  * 16][taps][cg][16]. */
 size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps);
+
+/* Weights for conv_winograd.c: [og / 32][points][cg][32], the last strip 16 wide when that is
+ * enough. m: outputs of a tile along an axis, as in ConvAttrs.packed. */
+#define TRVK_WINO_SLOTS 4 /* blocks at once, at most */
+size_t trvk_wino_packed_floats(int m, trv_dim cg, trv_dim og);
+void trvk_wino_pack(int m, trv_dim cg, trv_dim og, const int64_t* step, const float* src,
+                    float* dst);
 
 /* NULL, or what does not fit. */
 const char* trvk_conv_geo_make(const trvk_call* call, trvk_conv_geo* g, int64_t* expected,
@@ -56,6 +72,14 @@ void trvk_conv_epi(const trvk_call* call, const trvk_conv_geo* g, trvk_epi* e,
 #define TRVK_DW_ROWS 32 /* kernel rows (depth * height) that the depthwise path takes */
 void trvk_conv_gemm_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
                         const trvk_gemm* gemm);
+int trvk_conv_line_fits(const trvk_call* call, const trvk_conv_geo* g, const trvk_gemm* gemm);
+void trvk_conv_line_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
+                        const trvk_gemm* gemm);
+const char* trvk_wino_check(const trvk_call* call, const trvk_conv_geo* g, int64_t* expected,
+                            int64_t* got);
+uint32_t trvk_wino_slots(const trvk_call* call, const trvk_conv_geo* g); /* blocks at once */
+void trvk_conv_winograd_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
+                            const trvk_gemm* gemm);
 void trvk_conv_depthwise_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
                              const trvk_gemm* gemm);
 void trvk_conv_plain_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,

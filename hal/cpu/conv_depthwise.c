@@ -14,39 +14,44 @@ typedef struct span {
   trv_dim channel;
 } span;
 
-/* Outputs o .. o+n of the row, whose windows meet taps k0 .. k1 only. */
-static void run(span* s, trv_dim o, trv_dim n, trv_dim k0, trv_dim k1, const float* w) {
+/* The row of outputs. */
+static void run(span* s) {
   const trvk_conv_geo* g = s->g;
-  const trv_dim column = o * g->stride[2] - g->pad[2] + k0 * g->dilation[2];
-  const float* rows[TRVK_DW_ROWS];
+  const trvk_epi* e = s->epi;
   trvk_dw* d = &s->dw;
-  float acc[POST_OUTS * BLOCK];
-  for (trv_dim i = 0; i < d->kh; i++) rows[i] = s->x[i] ? s->x[i] + column * g->xs[4] : NULL;
-  d->x = rows;
-  d->w = w + k0 * d->wc;
-  d->kw = k1 - k0;
-  if (!s->epi->post) {
-    d->y = (float*)(void*)s->epi->out + s->row.out + o * g->ys[4] + s->channel;
+  const trv_dim n = g->out[2];
+  d->at = -g->pad[2];
+  if (!e->post && e->res == NULL) {
+    d->y = (float*)(void*)e->out + s->row.out + s->channel;
     d->y_step = g->ys[4];
     d->count = n;
-    s->epi->g->dw(d);
+    e->g->dw(d);
+    if (!trvk_epi_heavy(e)) return;
+    if (d->channels == g->ys[4]) /* pixels side by side */
+      e->g->act(d->y, n * d->channels, e->act, e->lo, e->hi);
+    else
+      for (trv_dim i = 0; i < n; i++)
+        e->g->act(d->y + i * g->ys[4], d->channels, e->act, e->lo, e->hi);
     return;
   }
-  while (n > 0) {
-    const trv_dim outs = n < POST_OUTS ? n : POST_OUTS;
-    d->y = acc;
-    d->y_step = d->channels;
-    d->count = outs;
-    s->epi->g->dw(d);
-    for (trv_dim i = 0; i < outs; i++) {
+  float acc[POST_OUTS * BLOCK];
+  d->y = acc;
+  d->y_step = d->channels;
+  for (trv_dim o = 0; o < n; o += POST_OUTS, d->at += POST_OUTS * g->stride[2]) {
+    d->count = n - o < POST_OUTS ? n - o : POST_OUTS;
+    e->g->dw(d);
+    for (trv_dim i = 0; i < d->count; i++) {
       const trvk_row r = {s->row.out + (o + i) * g->ys[4], s->row.res + (o + i) * g->rs[4], 0};
-      trvk_epi_row(s->epi, &r, s->channel, acc + i * d->channels, d->channels);
+      trvk_epi_row(e, &r, s->channel, acc + i * d->channels, d->channels);
     }
-    for (trv_dim i = 0; i < d->kh; i++)
-      if (rows[i]) rows[i] += outs * g->stride[2] * g->xs[4];
-    o += outs;
-    n -= outs;
   }
+}
+
+/* Channels of a unit: nearly BLOCK, so that the last one is no narrower than a vector. */
+static trv_dim block_of(trv_dim channels) {
+  for (trv_dim n = BLOCK; n > BLOCK / 2; n -= TRVK_PANEL)
+    if (channels % n == 0 || channels % n >= TRVK_PANEL) return n;
+  return BLOCK;
 }
 
 void trvk_conv_depthwise_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
@@ -54,27 +59,23 @@ void trvk_conv_depthwise_run(const trvk_call* call, const trvk_conv_geo* g, uint
   const trv_tensor* bias = trvk_opt(call, 2);
   const float* x = (const float*)(const void*)call->in[0].data;
   const float* w = (const float*)(const void*)call->in[1].data;
-  const trv_dim blocks = (g->cout + BLOCK - 1) / BLOCK, kw = g->kernel[2], s = g->stride[2],
-                dil = g->dilation[2];
+  const trv_dim width = block_of(g->cout), blocks = (g->cout + width - 1) / width;
   trvk_epi epi;
   trvk_conv_epi(call, g, &epi, gemm);
   span sp;
   sp.g = g;
   sp.epi = &epi;
   sp.dw.kh = g->kernel[0] * g->kernel[1];
+  sp.dw.kw = g->kernel[2];
   sp.dw.wc = trvk_round16(g->cout);
-  sp.dw.w_row = kw * sp.dw.wc;
-  sp.dw.x_tap = dil * g->xs[4];
-  sp.dw.x_step = s * g->xs[4];
-  sp.dw.lo = trvk_epi_lo(&epi);
-  sp.dw.hi = trvk_epi_hi(&epi);
-  /* Outputs whose whole window is inside: inner0 .. inner1. */
-  const trv_dim room = g->in[2] - 1 - (kw - 1) * dil + g->pad[2];
-  trv_dim inner0 = g->pad[2] > 0 ? (g->pad[2] + s - 1) / s : 0,
-          inner1 = room < 0 ? 0 : room / s + 1;
-  if (inner0 > g->out[2]) inner0 = g->out[2];
-  if (inner1 > g->out[2]) inner1 = g->out[2];
-  if (inner1 < inner0) inner1 = inner0;
+  sp.dw.w_row = sp.dw.kw * sp.dw.wc;
+  sp.dw.in = g->in[2];
+  sp.dw.stride = g->stride[2];
+  sp.dw.dilation = g->dilation[2];
+  sp.dw.x_column = g->xs[4];
+  sp.dw.x = sp.x;
+  sp.dw.lo = epi.res ? -INFINITY : trvk_epi_lo(&epi);
+  sp.dw.hi = epi.res ? INFINITY : trvk_epi_hi(&epi);
   trv_dim begin, end;
   trvk_split(g->n * g->out[0] * g->out[1] * blocks, call->tiles, tile, &begin, &end);
   for (trv_dim u = begin; u < end; u++) {
@@ -82,8 +83,8 @@ void trvk_conv_depthwise_run(const trvk_call* call, const trvk_conv_geo* g, uint
                   d = u / blocks / g->out[1] % g->out[0];
     const trv_dim n = u / blocks / g->out[1] / g->out[0];
     float buffer[BLOCK];
-    sp.channel = block * BLOCK;
-    sp.dw.channels = g->cout - sp.channel < BLOCK ? g->cout - sp.channel : BLOCK;
+    sp.channel = block * width;
+    sp.dw.channels = g->cout - sp.channel < width ? g->cout - sp.channel : width;
     sp.row.out = n * g->ys[0] + d * g->ys[2] + h * g->ys[3];
     sp.row.res = n * g->rs[0] + d * g->rs[2] + h * g->rs[3];
     sp.row.bias2 = 0;
@@ -95,25 +96,14 @@ void trvk_conv_depthwise_run(const trvk_call* call, const trvk_conv_geo* g, uint
                     : x + n * g->xs[0] + id * g->xs[2] + ih * g->xs[3] + sp.channel;
     }
     sp.dw.bias = NULL;
-    if (bias) {
+    if (bias && g->bias_step == 1) {
+      sp.dw.bias = (const float*)(const void*)bias->data + sp.channel;
+    } else if (bias) {
       trvk_row_load(buffer, trvk_at(bias->data, TRV_DTYPE_F32, sp.channel * g->bias_step),
                     TRV_DTYPE_F32, g->bias_step, sp.dw.channels);
       sp.dw.bias = buffer;
     }
-    const float* const weight = w + sp.channel;
-    for (trv_dim o = 0; o < g->out[2];) {
-      if (o == inner0 && inner1 > inner0) {
-        run(&sp, o, inner1 - inner0, 0, kw, weight);
-        o = inner1;
-        continue;
-      }
-      const trv_dim at = o * s - g->pad[2]; /* taps k with 0 <= at + k * dil < in */
-      trv_dim k0 = at < 0 ? (-at + dil - 1) / dil : 0,
-              k1 = at >= g->in[2] ? 0 : (g->in[2] - 1 - at) / dil + 1;
-      if (k1 > kw) k1 = kw;
-      if (k1 < k0 || k0 > kw) k0 = k1 = 0;
-      run(&sp, o, 1, k0, k1, weight);
-      o++;
-    }
+    sp.dw.w = w + sp.channel;
+    run(&sp);
   }
 }

@@ -71,15 +71,14 @@ static inline int trvk_load_indices(int64_t* at, const trv_tensor* index, trv_di
 
 /* Conversions without branches, for loops that vectorise. */
 static inline float trvk_half_to_float(uint16_t h) {
-  const uint32_t man = h & 1023u, exp = h & 0x7C00u, sign = (uint32_t)(h & 0x8000u) << 16;
   union {
     uint32_t u;
     float f;
-  } small, v;
-  small.f = (float)(int32_t)man * 5.9604644775390625e-8f;
-  const uint32_t normal =
-      ((uint32_t)(h & 0x7FFFu) << 13) + (exp == 0x7C00u ? 0x70000000u : 0x38000000u);
-  v.u = sign | (exp == 0 ? small.u : normal);
+  } a, v;
+  a.u = (uint32_t)(h & 0x7FFFu) << 13;
+  v.f = a.f * 5.192296858534828e33f; /* 2^112: the difference of the exponents' offsets */
+  v.u = a.u >= 0x0F800000u ? a.u | 0x7F800000u : v.u;
+  v.u |= (uint32_t)(h & 0x8000u) << 16;
   return v.f;
 }
 static inline uint16_t trvk_float_to_half(float f) {

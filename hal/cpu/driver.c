@@ -158,7 +158,8 @@ static trv_status accept(const part_data* p, uint32_t i, const trv_view* view, u
                        out->dim[0], &expected, &got);
   }
   if (what) return refuse(diag, TRV_FORMAT, c->time, what, expected, got);
-  *out_fn = trvk_select(c->op, &call, isa);
+  *out_fn = c->isa ? trvk_select(c->op, &call, isa & c->isa) : NULL; /* what tuning chose */
+  if (*out_fn == NULL) *out_fn = trvk_select(c->op, &call, isa);
   if (*out_fn == NULL)
     return refuse(diag, TRV_UNSUPPORTED, c->time, TRVK_SAY("no kernel for these dtypes"), 0,
                   tensors[0].dtype);
@@ -306,7 +307,8 @@ static trv_status check_part(trv_part* part, const trv_run* run, uint32_t worker
     const char* what = check_counts(part, c, view, &expected, &got);
     if (what == NULL) what = trvk_ops[c->op].check(&call, &expected, &got);
     if (what) return refuse(run->diag, TRV_ARGUMENT, c->time, what, expected, got);
-    part->tiles[i] = trvk_ops[c->op].tiles(&call, workers);
+    part->tiles[i] =
+        trvk_ops[c->op].tiles(&call, c->workers && c->workers < workers ? c->workers : workers);
   }
   part->workers = workers;
   part->shape_epoch = run->shape_epoch;
@@ -322,6 +324,17 @@ typedef struct tile_job {
 static void run_tile(void* ctx, uint32_t i) {
   const tile_job* job = ctx;
   job->fn(job->call, i);
+}
+
+/* A command is about to run. */
+static void tell(const trv_hooks* hooks, const trv_part* part, uint32_t i) {
+  const trvf_command* c = &part->data.commands[i];
+  if (hooks->size >= sizeof(*hooks) && hooks->work) {
+    trv_work work = {sizeof(work), c->time, part->tiles[i], 0, ""};
+    trvk_describe(c->op, part->fns[i], &work);
+    hooks->work(hooks->self, &work);
+  }
+  if (hooks->begin) hooks->begin(hooks->self, c->time);
 }
 
 static trv_status cpu_run(trv_device* dev, trv_part* part, const trv_run* run,
@@ -343,7 +356,7 @@ static trv_status cpu_run(trv_device* dev, trv_part* part, const trv_run* run,
     fill_call(&call, &part->data, c, view, part->tensors, &fault);
     call.tiles = part->tiles[i];
     if (c->op == TRV_OP_NONZERO) set_room(part, c, view);
-    if (hooks && hooks->begin) hooks->begin(hooks->self, c->time);
+    if (hooks) tell(hooks, part, i);
     if (call.tiles <= 1) {
       call.tiles = 1;
       part->fns[i](&call, 0);

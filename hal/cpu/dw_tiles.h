@@ -2,9 +2,7 @@
  * gemm_tiles.h.
  *
  * Neighbouring outputs share inputs and weights: a tile of outputs times one vector of channels
- * keeps its sums in registers over the whole window. x rows point at the first output's window;
- * taps of a row are x_tap floats apart, outputs x_step. All taps of a row are inside the input (the
- * caller treats outputs at the border one by one, with fewer taps).
+ * keeps its sums in registers over the whole window. Tiles at the border skip columns beyond it.
  */
 #if TRVV_N == 16
 #define TRVG_DW 8 /* outputs of a tile */
@@ -13,21 +11,24 @@
 #endif
 
 /* kw taps, outputs `step` taps apart (0: as d says): each input is loaded once and goes to all
- * outputs that it meets. */
+ * outputs that it meets. edge: some columns may lie outside. */
 TRVV_INLINE void dw_body(const trvk_dw* d, trv_dim first, const int outs, trv_dim ch, const int kw,
-                         const int step) {
+                         const int step, const int edge) {
   trvv sum[TRVG_DW];
   const trvv b = d->bias ? trvv_load(d->bias + ch) : trvv_set(0.0f);
   TRVV_UNROLL for (int i = 0; i < outs; i++) sum[i] = b;
   const float* w = d->w + ch;
+  const trv_dim at = d->at + first * d->stride;
   for (trv_dim y = 0; y < d->kh; y++, w += d->w_row) {
     if (d->x[y] == NULL) continue;
-    const float* x = d->x[y] + first * d->x_step + ch;
+    const float* x = d->x[y] + ch;
     if (step > 0) {
       trvv tap[5];
       TRVV_UNROLL for (int k = 0; k < kw; k++) tap[k] = trvv_load(w + k * d->wc);
       TRVV_UNROLL for (int j = 0; j < (outs - 1) * step + kw; j++) {
-        const trvv v = trvv_load(x + j * d->x_tap);
+        const trv_dim column = at + j * d->dilation;
+        if (edge && (column < 0 || column >= d->in)) continue;
+        const trvv v = trvv_load(x + column * d->x_column);
         TRVV_UNROLL for (int k = 0; k < kw;
                          k++) if (j >= k && (j - k) % step == 0 && (j - k) / step < outs)
             sum[(j - k) / step] = trvv_fma(tap[k], v, sum[(j - k) / step]);
@@ -35,8 +36,11 @@ TRVV_INLINE void dw_body(const trvk_dw* d, trv_dim first, const int outs, trv_di
     } else {
       for (trv_dim k = 0; k < d->kw; k++) {
         const trvv v = trvv_load(w + k * d->wc);
-        TRVV_UNROLL for (int i = 0; i < outs; i++) sum[i] =
-            trvv_fma(v, trvv_load(x + k * d->x_tap + i * d->x_step), sum[i]);
+        TRVV_UNROLL for (int i = 0; i < outs; i++) {
+          const trv_dim column = at + k * d->dilation + i * d->stride;
+          if (edge && (column < 0 || column >= d->in)) continue;
+          sum[i] = trvv_fma(v, trvv_load(x + column * d->x_column), sum[i]);
+        }
       }
     }
   }
@@ -45,47 +49,81 @@ TRVV_INLINE void dw_body(const trvk_dw* d, trv_dim first, const int outs, trv_di
       trvv_store(d->y + (first + i) * d->y_step + ch, trvv_clamp(sum[i], lo, hi));
 }
 
-/* The channels that do not fill a vector. */
-static void dw_rest(const trvk_dw* d, trv_dim ch) {
+/* Fewer channels than a vector has. */
+static void dw_rest(const trvk_dw* d) {
   for (trv_dim i = 0; i < d->count; i++)
-    for (trv_dim c = ch; c < d->channels; c++) {
+    for (trv_dim c = 0; c < d->channels; c++) {
       float sum = d->bias ? d->bias[c] : 0.0f;
       for (trv_dim y = 0; y < d->kh; y++)
-        if (d->x[y])
-          for (trv_dim k = 0; k < d->kw; k++)
-            sum += d->x[y][i * d->x_step + k * d->x_tap + c] * d->w[y * d->w_row + k * d->wc + c];
+        for (trv_dim k = 0; k < (d->x[y] ? d->kw : 0); k++) {
+          const trv_dim column = d->at + i * d->stride + k * d->dilation;
+          if (column >= 0 && column < d->in)
+            sum += d->x[y][column * d->x_column + c] * d->w[y * d->w_row + k * d->wc + c];
+        }
       d->y[i * d->y_step + c] = trvk_clamp(sum, d->lo, d->hi);
     }
 }
 
-#define TRVG_TILES(outs, kw, step) \
-  for (trv_dim c = 0; c < whole; c += TRVV_N) dw_body(d, i, outs, c, kw, step)
-static void dw_row(const trvk_dw* d) {
-  const trv_dim whole = d->channels / TRVV_N * TRVV_N;
-  const int step = d->x_step == d->x_tap ? 1 : d->x_step == 2 * d->x_tap ? 2 : 0;
-  for (trv_dim i = 0; i < d->count;) {
-    if (i + TRVG_DW <= d->count) {
-      if (d->kw == 3 && step == 1)
-        TRVG_TILES(TRVG_DW, 3, 1);
-      else if (d->kw == 3 && step == 2)
-        TRVG_TILES(TRVG_DW, 3, 2);
-      else if (d->kw == 5 && step == 1)
-        TRVG_TILES(TRVG_DW, 5, 1);
-      else if (d->kw == 5 && step == 2)
-        TRVG_TILES(TRVG_DW, 5, 2);
-      else
-        TRVG_TILES(TRVG_DW, 0, 0);
-      i += TRVG_DW;
-    } else if (i + 2 <= d->count) {
-      if (d->kw == 3 && step == 1)
-        TRVG_TILES(2, 3, 1);
-      else
-        TRVG_TILES(2, 0, 0);
-      i += 2;
-    } else {
-      TRVG_TILES(1, 0, 0);
-      i++;
-    }
+/* A tile of outputs, all channels; the last vector overlaps the one before it. */
+#define TRVG_DW_TILE(outs, kw, step, edge)                                                    \
+  static void dw_tile_##outs##_##kw##_##step##_##edge(const trvk_dw* d, trv_dim first) {      \
+    for (trv_dim c = 0; c < d->channels; c += TRVV_N)                                         \
+      dw_body(d, first, outs, c + TRVV_N <= d->channels ? c : d->channels - TRVV_N, kw, step, \
+              edge);                                                                          \
   }
-  if (whole < d->channels) dw_rest(d, whole);
+#define TRVG_DW_TILES(outs)   \
+  TRVG_DW_TILE(outs, 3, 1, 0) \
+  TRVG_DW_TILE(outs, 3, 1, 1) \
+  TRVG_DW_TILE(outs, 3, 2, 0) \
+  TRVG_DW_TILE(outs, 3, 2, 1) \
+  TRVG_DW_TILE(outs, 5, 1, 0) \
+  TRVG_DW_TILE(outs, 5, 1, 1) \
+  TRVG_DW_TILE(outs, 5, 2, 0) \
+  TRVG_DW_TILE(outs, 5, 2, 1) \
+  TRVG_DW_TILE(outs, 0, 0, 0) \
+  TRVG_DW_TILE(outs, 0, 0, 1)
+typedef void (*dw_tile_fn)(const trvk_dw*, trv_dim);
+/* [2 * kind + edge], kind: 3 taps, outputs 1 and 2 apart; 5 taps; any. */
+#define TRVG_DW_TABLE(outs)                                                                        \
+  {dw_tile_##outs##_3_1_0, dw_tile_##outs##_3_1_1, dw_tile_##outs##_3_2_0, dw_tile_##outs##_3_2_1, \
+   dw_tile_##outs##_5_1_0, dw_tile_##outs##_5_1_1, dw_tile_##outs##_5_2_0, dw_tile_##outs##_5_2_1, \
+   dw_tile_##outs##_0_0_0, dw_tile_##outs##_0_0_1}
+TRVG_DW_TILES(4)
+TRVG_DW_TILES(1)
+#if TRVG_DW == 8
+TRVG_DW_TILES(8)
+TRVG_DW_TILES(7)
+static const int dw_sizes[4] = {8, 7, 4, 1};
+static const dw_tile_fn dw_tiles[4][10] = {TRVG_DW_TABLE(8), TRVG_DW_TABLE(7), TRVG_DW_TABLE(4),
+                                           TRVG_DW_TABLE(1)};
+#else
+static const int dw_sizes[2] = {4, 1};
+static const dw_tile_fn dw_tiles[2][10] = {TRVG_DW_TABLE(4), TRVG_DW_TABLE(1)};
+#endif
+
+static void dw_row(const trvk_dw* d) {
+  if (d->channels < TRVV_N) {
+    dw_rest(d);
+    return;
+  }
+  const trv_dim step = d->stride == d->dilation ? 1 : d->stride == 2 * d->dilation ? 2 : 0;
+  const int kind = step && (d->kw == 3 || d->kw == 5) ? (int)(d->kw - 3 + step - 1) : 4;
+  for (trv_dim i = 0; i < d->count;) {
+    const trv_dim left = d->count - i;
+    int size = 0;
+#if TRVG_DW == 8
+    if (left % 8 && left % 7 == 0) size = 1;
+#endif
+    while (dw_sizes[size] > left) size++;
+    trv_dim outs = dw_sizes[size], from = i;
+    if (left < TRVG_DW && outs < left && d->count >= TRVG_DW) { /* the last: some once more */
+      size = 0;
+      outs = TRVG_DW;
+      from = d->count - outs;
+    }
+    const trv_dim c0 = d->at + from * d->stride,
+                  c1 = c0 + (outs - 1) * d->stride + (d->kw - 1) * d->dilation;
+    dw_tiles[size][2 * kind + (c0 < 0 || c1 >= d->in)](d, from);
+    i = from + outs;
+  }
 }

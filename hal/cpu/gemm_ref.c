@@ -9,11 +9,14 @@
 #endif
 #include "gemm_tiles.h"
 
-const trvk_gemm trvk_gemm_ref = {TRVG_MR, TRVG_NP,       {tiles_1},   stream_row, dot_rows, dw_row,
-                                 act_row, scale_max_row, exp_sum_row, lstm_row,   gru_row};
+const trvk_gemm trvk_gemm_ref = {
+    TRVG_MR,  TRVG_NP,   {tiles_1},        stream_row,   dot_rows,      dw_row,
+    act_row,  mix_rows,  most_row,         exp2_sum_row, lstm_row,      lstm_step,
+    gru_row,  widen_row, narrow_row,       widen_pairs,  stream_halves, wino_in,
+    wino_mul, wino_out,  {line_1, line_2}, TRVG_LINE};
 
 void trvk_matmul__ref(const trvk_call* call, uint32_t tile) {
-  trvk_matmul_run(call, tile, &trvk_gemm_ref);
+  trvk_matmul_run(call, tile, &trvk_gemm_ref, NULL);
 }
 void trvk_conv__ref(const trvk_call* call, uint32_t tile) {
   trvk_conv_run(call, tile, &trvk_gemm_ref);

@@ -58,16 +58,17 @@ extern const trvk_op trvk_ops[TRV_OP_COUNT];
  * ranks and attrs only. */
 trvk_fn trvk_select(uint32_t op, const trvk_call* call, uint32_t isa_mask);
 
-#define TRVK_ISA_REF 1u       /* what the whole library is compiled for */
-#define TRVK_ISA_AVX2 2u      /* AVX2 and FMA */
-#define TRVK_ISA_AVX512 4u    /* AVX-512 F, BW, DQ, VL */
-#define TRVK_ISA_AVXVNNI 8u   /* 8-bit dot products of AVX2 width */
-#define TRVK_ISA_VNNI 16u     /* the same in 512 bits */
-#define TRVK_ISA_BF16 32u     /* AVX-512 dot products of bfloat16 */
-#define TRVK_ISA_DOTPROD 64u  /* arm64 sdot */
-#define TRVK_ISA_I8MM 128u    /* arm64 smmla */
-#define TRVK_ISA_ARMBF16 256u /* arm64 bfmmla */
-#define TRVK_ISA_RVV 512u     /* RISC-V vectors */
+/* Instruction sets, as files name them (enum Isa of cpu.fbs says what each stands for). */
+#define TRVK_ISA_REF ((uint32_t)TRV_ISA_REF)
+#define TRVK_ISA_AVX2 ((uint32_t)TRV_ISA_AVX2)
+#define TRVK_ISA_AVX512 ((uint32_t)TRV_ISA_AVX512)
+#define TRVK_ISA_AVXVNNI ((uint32_t)TRV_ISA_AVXVNNI)
+#define TRVK_ISA_VNNI ((uint32_t)TRV_ISA_VNNI)
+#define TRVK_ISA_BF16 ((uint32_t)TRV_ISA_BF16)
+#define TRVK_ISA_DOTPROD ((uint32_t)TRV_ISA_DOTPROD)
+#define TRVK_ISA_I8MM ((uint32_t)TRV_ISA_I8MM)
+#define TRVK_ISA_ARMBF16 ((uint32_t)TRV_ISA_ARMBF16)
+#define TRVK_ISA_RVV ((uint32_t)TRV_ISA_RVV)
 
 /* ---- helpers
  * -----------------------------------------------------------------------------------------------------
@@ -172,6 +173,12 @@ TRV_API size_t trvk_rnn_tmp_bytes(const void* attrs, uint32_t dtype, int64_t n, 
 /* Bytes of scratch of a qrnn: x[T, n, in], hidden size. It is n * hidden, hidden rounded up to 8:
  * affine in n, none of T. */
 TRV_API size_t trvk_qrnn_tmp_bytes(const void* attrs, int64_t n, int64_t in, int64_t hidden);
+
+/* Bytes of scratch of a conv whose weight is packed for Winograd's algorithm (attrs.packed 2 or 4),
+ * 0 for other convs. tiles: n * ceil(h / m) * ceil(w / m) of the output, m = attrs.packed; more
+ * than 72 need no more. Less scratch, but not less than for one tile, lets fewer threads take part.
+ */
+TRV_API size_t trvk_conv_tmp_bytes(const void* attrs, int64_t cin, int64_t tiles);
 
 /* Runs one command on the calling thread with the kernels of isa ("ref", NULL = best): for tests,
  * benchmarks and the exporter's constant folding. args: inputs, outputs, scratch. Errors:

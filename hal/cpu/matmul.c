@@ -92,12 +92,13 @@ const char* trvk_matmul_plan_make(const trvk_call* call, trvk_matmul_plan* p, in
   if (!batch_strides(a, p->vector ? 1 : 2, p, p->a.batch))
     return TRVK_SAY("matmul: batch sizes of the left side do not fit");
   if (attrs->packed) {
-    if (p->n > PTRDIFF_MAX / 8 - 16 || (p->k != 0 && trvk_round16(p->n) > (PTRDIFF_MAX / 8) / p->k))
+    if (p->k == PTRDIFF_MAX || p->n > PTRDIFF_MAX / 8 - 16 ||
+        (p->k != 0 && trvk_round16(p->n) > (PTRDIFF_MAX / 8) / (p->k + 1)))
       return TRVK_SAY("matmul: sizes overflow");
-    const size_t need = (size_t)(trvk_round16(p->n) * p->k) * sizeof(float);
-    if (!trvk_packed_ok(b, need))
-      return trvk_fail(TRVK_SAY("matmul: the packed weight is too small"),
-                       (int64_t)(need / sizeof(float)), b->rank ? b->dim[0] : 1, expected, got);
+    const trv_dim need = trvk_round16(p->n) * trvk_packed_k(b->dtype, p->k);
+    if (b->rank != 1 || (b->stride[0] != 1 && b->dim[0] > 1) || b->dim[0] < need)
+      return trvk_fail(TRVK_SAY("matmul: the packed weight is too small"), need,
+                       b->rank ? b->dim[0] : 1, expected, got);
   } else {
     if (b->rank < 2)
       return trvk_fail(TRVK_SAY("matmul: the right side needs two axes"), 2, b->rank, expected,
@@ -134,8 +135,8 @@ const char* trvk_matmul_check(const trvk_call* call, int64_t* expected, int64_t*
   if (attrs->act >= TRV_ACT_COUNT || (attrs->act != TRV_ACT_NONE && !trvk_dtype_is_float(dtype)))
     return trvk_fail(TRVK_SAY("matmul: unknown activation"), TRV_ACT_COUNT, attrs->act, expected,
                      got);
-  if (attrs->packed && dtype != TRV_DTYPE_F32)
-    return trvk_fail(TRVK_SAY("matmul: packed weights are for float32"), TRV_DTYPE_F32, dtype,
+  if (attrs->packed && (!trvk_dtype_is_float(dtype) || dtype == TRV_DTYPE_F64))
+    return trvk_fail(TRVK_SAY("matmul: packed weights are f32, f16 or bf16"), TRV_DTYPE_F32, dtype,
                      expected, got);
   for (uint32_t i = 0; i < call->n_in + 1u; i++) {
     const trv_tensor* t = i < call->n_in ? trvk_opt(call, i) : out;
@@ -172,10 +173,10 @@ uint32_t trvk_matmul_tiles(const trvk_call* call, uint32_t workers) {
 /* What one call of a tile works on. */
 typedef struct state {
   const trvk_matmul_plan* p;
-  const trvk_gemm* g;
+  const trvk_gemm *g, *pairs; /* pairs: or NULL */
   trvk_epi epi;
   uint32_t dtype;
-  int packed, b_direct, a_direct, dot;
+  int packed, b_direct, a_direct, dot, halves, gathered; /* gathered: A of the block, all of K */
   trv_dim kc, rows, width;
   trvk_row row[TRVK_ROWS];
   const float* a[TRVK_ROWS];
@@ -196,7 +197,7 @@ static void set_bias(const state* s, const uint8_t* bias, trv_dim col, trv_dim n
     return;
   }
   memset(buffer, 0, TRVK_STRIP * sizeof *buffer);
-  trvk_row_load(buffer, src, s->dtype, step, n);
+  trvk_row_floats(s->g, buffer, src, s->dtype, step, n);
 }
 
 /* Rows times one strip when B lies along K: dot products, no packing. */
@@ -213,13 +214,27 @@ static void unit_dot(state* s, const uint8_t* b, const float* bias, trv_dim coun
   }
 }
 
+/* A strip of a packed weight of halves, kc rows from k0 (even) on, as float panels. */
+static void widen_strip(state* s, const uint8_t* b, trv_dim k0, trv_dim kc, trv_dim col,
+                        trv_dim panels) {
+  const trv_dim k = trvk_packed_k(s->dtype, s->p->k);
+  for (trv_dim i = 0; i < panels; i++) {
+    const uint8_t* src = b + (col * k + (i * k + k0) * TRVK_PANEL) * 2;
+    float* dst = s->b_pack + i * trvk_packed_k(s->dtype, kc) * TRVK_PANEL;
+    if (s->dtype == TRV_DTYPE_BF16)
+      s->g->widen_pairs(dst, src, (kc + 1) / 2);
+    else
+      s->g->widen(dst, (const uint16_t*)(const void*)src, s->dtype, kc * TRVK_PANEL);
+  }
+}
+
 static void unit_gemm(state* s, const uint8_t* a, const uint8_t* b, const float* bias,
                       trv_dim count, trv_dim col, trv_dim n) {
   const trvk_matmul_plan* p = s->p;
   const trv_dim panels = trvk_panels(n);
   const float *b_rows, *ptr[TRVK_ROWS];
   trvk_block k;
-  k.g = s->g;
+  k.g = s->pairs ? s->pairs : s->g;
   k.epi = &s->epi;
   k.row = s->row;
   k.rows = ptr;
@@ -234,6 +249,18 @@ static void unit_gemm(state* s, const uint8_t* a, const uint8_t* b, const float*
   for (trv_dim k0 = 0; k.first || k0 < p->k; k0 += s->kc) {
     k.kc = p->k - k0 < s->kc ? p->k - k0 : s->kc;
     k.last = k0 + k.kc >= p->k;
+    if (s->pairs) { /* in units of pairs */
+      k.ak = 1;
+      k.bk = TRVK_PANEL;
+      k.bp = p->k / 2 * TRVK_PANEL;
+      for (trv_dim i = 0; i < count; i++)
+        ptr[i] = (const float*)(const void*)trvk_at(a, s->dtype, i * p->a.row + k0);
+      b_rows = (const float*)(const void*)b + (col * p->k + k0 * TRVK_PANEL) / 2;
+      k.kc /= 2;
+      trvk_block_run(&k, col, n, 0);
+      k.first = 0;
+      continue;
+    }
     if (s->a_direct) {
       k.ak = p->a.col;
       for (trv_dim i = 0; i < count; i++) ptr[i] = s->a[i] + k0 * p->a.col;
@@ -241,12 +268,30 @@ static void unit_gemm(state* s, const uint8_t* a, const uint8_t* b, const float*
       k.ak = 1;
       for (trv_dim i = 0; i < count; i++) {
         float* dst = s->gather + i * k.kc;
-        trvk_row_load(dst, trvk_at(a, s->dtype, i * p->a.row + k0 * p->a.col), s->dtype, p->a.col,
-                      k.kc);
+        if (!s->gathered)
+          trvk_row_floats(s->g, dst, trvk_at(a, s->dtype, i * p->a.row + k0 * p->a.col), s->dtype,
+                          p->a.col, k.kc);
         ptr[i] = dst;
       }
+      s->gathered = k.kc == p->k;
     }
-    if (s->packed) {
+    if (s->halves) {
+      const trv_dim step = trvk_packed_k(s->dtype, p->k) * TRVK_PANEL;
+      const uint16_t* w = (const uint16_t*)(const void*)b + col / TRVK_PANEL * step;
+      s->g->stream_halves(ptr[0], w + k0 * TRVK_PANEL, s->dtype, step, k.kc, panels, s->acc,
+                          !k.first);
+      if (bias && k.first)
+        for (trv_dim j = 0; j < n; j++) s->acc[j] += bias[j];
+      if (k.last) trvk_epi_row(&s->epi, &s->row[0], col, s->acc, n);
+      k.first = 0;
+      continue;
+    }
+    if (s->packed && s->dtype != TRV_DTYPE_F32) {
+      widen_strip(s, b, k0, k.kc, col, panels);
+      b_rows = s->b_pack;
+      k.bk = TRVK_PANEL;
+      k.bp = trvk_packed_k(s->dtype, k.kc) * TRVK_PANEL;
+    } else if (s->packed) {
       b_rows = (const float*)(const void*)b + col * p->k + k0 * TRVK_PANEL;
       k.bk = TRVK_PANEL;
       k.bp = p->k * TRVK_PANEL;
@@ -276,23 +321,28 @@ static void choose(state* s) {
   s->dot = f32 && !s->packed && !p->q && p->b.row == 1 && p->b.col != 1 && p->a.col == 1 &&
            p->m <= 8 && p->k >= 16;
   s->b_direct = f32 && !s->packed && !p->q && p->b.col == 1 && p->m <= 2 * TRVK_MR_MAX;
-  s->kc = TRVK_KC;
+  s->halves = !f32 && s->packed && !s->pairs && p->m == 1;
+  s->kc = s->halves ? TRVK_GATHER : TRVK_KC;
   trv_dim most = TRVK_ROWS;
-  const int copies = !s->packed && !(s->b_direct && p->n % TRVK_PANEL == 0); /* of strips of B */
+  const int copies = !s->pairs && !s->halves && (!s->packed || !f32) &&
+                     !(s->b_direct && p->n % TRVK_PANEL == 0); /* of strips of B */
   if (copies && s->kc > TRVK_GATHER / TRVK_STRIP) s->kc = TRVK_GATHER / TRVK_STRIP;
-  if (!s->a_direct) {
+  if (!s->a_direct && !s->pairs) {
     if (most > 64) most = 64;
-    if (s->kc > TRVK_GATHER / most) s->kc = TRVK_GATHER / most;
+    if (most > p->m) most = p->m;
+    if (s->kc > TRVK_GATHER / most) s->kc = TRVK_GATHER / most / 2 * 2;
   }
   if (s->kc < p->k) { /* even passes */
     const trv_dim passes = (p->k + s->kc - 1) / s->kc;
     s->kc = (p->k + passes - 1) / passes;
+    s->kc += s->kc & 1; /* pairs stay together */
   }
   s->rows = block_rows(p->m, most);
   s->width = (trv_dim)s->g->np * TRVK_PANEL;
 }
 
-void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g) {
+void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g,
+                     const trvk_gemm* pairs) {
   trvk_matmul_plan p;
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0) return;
@@ -301,11 +351,19 @@ void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g) {
   if (dtype == TRV_DTYPE_F64 || dtype <= TRV_DTYPE_I64)
     trvk_matmul_plain(call, &p, tile);
   else
-    trvk_matmul_floats(call, &p, tile, g);
+    trvk_matmul_floats(call, &p, tile, g, pairs);
+}
+
+/* May A and B be read as pairs? Both are in units of 4 bytes then. */
+static int in_pairs(const trvk_matmul_plan* p) {
+  uintptr_t odd = (uintptr_t)p->a.t->data / 2 | (uintptr_t)p->b.t->data / 2;
+  odd |= (uintptr_t)p->k | (uintptr_t)p->a.row;
+  for (uint32_t i = 0; i < p->nb; i++) odd |= (uintptr_t)p->a.batch[i];
+  return !(odd & 1) && p->a.col == 1;
 }
 
 void trvk_matmul_floats(const trvk_call* call, const trvk_matmul_plan* p, uint32_t tile,
-                        const trvk_gemm* g) {
+                        const trvk_gemm* g, const trvk_gemm* pairs) {
   const trvf_matmul_attrs* attrs = call->attrs;
   const uint32_t dtype = call->in[0].dtype;
   state s;
@@ -313,6 +371,8 @@ void trvk_matmul_floats(const trvk_call* call, const trvk_matmul_plan* p, uint32
   s.g = g;
   s.dtype = dtype;
   s.packed = attrs->packed != 0;
+  s.pairs = pairs && s.packed && dtype == TRV_DTYPE_BF16 && in_pairs(p) ? pairs : NULL;
+  s.gathered = 0;
   s.epi.g = g;
   s.epi.dtype = dtype;
   s.epi.act = attrs->act;
@@ -322,8 +382,8 @@ void trvk_matmul_floats(const trvk_call* call, const trvk_matmul_plan* p, uint32
   s.epi.res_col = p->res.col;
   s.epi.bias2_col = p->bias.col;
   const int two = p->bias.t && p->bias.row != 0; /* the bias differs between rows */
-  s.epi.post = two || p->res.t || dtype != TRV_DTYPE_F32 || (p->out.col != 1 && p->n > 1) ||
-               (attrs->act != TRV_ACT_NONE && attrs->act != TRV_ACT_CLAMP);
+  s.epi.post = two || dtype != TRV_DTYPE_F32 ||
+               (p->n > 1 && (p->out.col != 1 || (p->res.t && p->res.col != 1)));
   choose(&s);
   const trv_dim strips = (p->n + s.width - 1) / s.width, blocks = (p->m + s.rows - 1) / s.rows;
   trv_dim begin, end, last = -1;
@@ -334,6 +394,7 @@ void trvk_matmul_floats(const trvk_call* call, const trvk_matmul_plan* p, uint32
     const trv_dim strip = u % strips, block = u / strips % blocks, batch = u / strips / blocks;
     if (u / strips != last) {
       last = u / strips;
+      s.gathered = 0;
       const trv_dim m0 = block * s.rows;
       count = p->m - m0 < s.rows ? p->m - m0 : s.rows;
 #define AT(o)    \

@@ -24,7 +24,7 @@ const char* trvk_matmul_plan_make(const trvk_call* call, trvk_matmul_plan* p, in
 
 /* Floats but float64, by the plan. attrs of the call: trvf_matmul_attrs. */
 void trvk_matmul_floats(const trvk_call* call, const trvk_matmul_plan* p, uint32_t tile,
-                        const trvk_gemm* g);
+                        const trvk_gemm* g, const trvk_gemm* pairs);
 /* float64 and integers (matmul_plain.c). */
 void trvk_matmul_plain(const trvk_call* call, const trvk_matmul_plan* p, uint32_t tile);
 #endif

@@ -27,10 +27,19 @@ typedef struct kernel_row {
   uint16_t isa;
   int (*match)(const trvk_call*);
   trvk_fn fn;
+#ifndef TRV_NO_TEXT
+  const char* name;
+#endif
 } kernel_row;
 
 static const kernel_row rows[] = {
-#define K(op, match, isa, function) {OP_##op, TRVK_ISA_##isa, trvk_is_##match, function},
+#ifdef TRV_NO_TEXT
+#define ROW_NAME(function)
+#else
+#define ROW_NAME(function) , #function
+#endif
+#define K(op, match, isa, function) \
+  {OP_##op, TRVK_ISA_##isa, trvk_is_##match, function ROW_NAME(function)},
 #include "kernels.def"
 };
 
@@ -39,6 +48,16 @@ trvk_fn trvk_select(uint32_t op, const trvk_call* call, uint32_t isa_mask) {
     if (rows[i].op == op && (rows[i].isa & isa_mask) == rows[i].isa && rows[i].match(call))
       return rows[i].fn;
   return NULL;
+}
+
+void trvk_describe(uint32_t op, trvk_fn fn, trv_work* out) {
+  for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+    if (rows[i].op != op || rows[i].fn != fn) continue;
+    out->isa = rows[i].isa;
+#ifndef TRV_NO_TEXT
+    out->kernel = rows[i].name;
+#endif
+  }
 }
 
 uint32_t trvk_op_isas(uint32_t op) {

@@ -42,6 +42,9 @@ static inline int trvk_dtype_is_float(uint32_t dtype) {
 static inline int trvk_is_float(const trvk_call* call) {
   return trvk_dtype_is_float(call->in[0].dtype);
 }
+static inline int trvk_is_bf16(const trvk_call* call) {
+  return call->in[0].dtype == TRV_DTYPE_BF16;
+}
 static inline int trvk_is_f32(const trvk_call* call) { return call->in[0].dtype == TRV_DTYPE_F32; }
 /* Quantised in and out: no real numbers at all. */
 static inline int trvk_is_stored(const trvk_call* call) {
@@ -55,12 +58,14 @@ static inline int trvk_is_dynamic(const trvk_call* call) {
 
 /* TRVK_ISA_ bits of a level by its name ("ref" "avx2" "avx512vnni" ...: isa.c), NULL: the best of
  * this machine; 0: unknown name, or a level that this machine lacks. */
-uint32_t trvk_isa_mask(const char* name);
+TRV_API uint32_t trvk_isa_mask(const char* name);
 /* Names of the levels of this machine at which op has other kernels than at the level before,
  * weakest ("ref") first; NULL behind the last. */
 TRV_API const char* trvk_isa_name(uint32_t op, uint32_t index);
 /* All TRVK_ISA_ bits in op's rows of kernels.def. */
 uint32_t trvk_op_isas(uint32_t op);
+/* The instruction set and the name of a kernel of op, which trvk_select gave. */
+void trvk_describe(uint32_t op, trvk_fn fn, trv_work* out);
 /* The name of a mask. */
 const char* trvk_isa_level(uint32_t mask);
 

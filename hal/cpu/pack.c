@@ -1,8 +1,10 @@
 /* pack.c - weights as kernels want them. Layouts (float32; private to this folder):
  *   matmul [K, N]      panels of 16 columns: [N / 16][K][16], zeros beyond N
  *   conv               per group the same, with K = taps * channels (channels innermost); narrow
- * groups are merged conv, depthwise    [taps][round16(channels out)] rnn [G * H, K]     the matmul
+ * groups are merged; Winograd: conv.h
+ *   conv, depthwise    [taps][round16(channels out)] rnn [G * H, K]     the matmul
  * layout of its transpose
+ * f16: as float32; bf16: pairs along K, [N / 16][ceil(K / 2)][16][2] (both matmul only).
  * Weights in 8 and 4 bits: qpack.c.
  */
 #include "conv.h"
@@ -54,19 +56,25 @@ size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim t
 
 size_t trvk_pack_bytes(uint32_t op, const void* attrs, uint32_t dtype, uint32_t rank,
                        const int64_t* dim) {
-  if (dtype != TRV_DTYPE_F32) return trvk_qpack_bytes(op, attrs, dtype, rank, dim);
+  const int half = op == TRV_OP_MATMUL && (dtype == TRV_DTYPE_F16 || dtype == TRV_DTYPE_BF16);
+  if (dtype != TRV_DTYPE_F32 && !half) return trvk_qpack_bytes(op, attrs, dtype, rank, dim);
   if (op == TRV_OP_CONV) {
     shape s;
-    return conv_shape(attrs, rank, dim, &s)
-               ? 4 * trvk_conv_packed_floats(s.groups, s.cg, s.og, s.taps)
-               : 0;
+    if (!conv_shape(attrs, rank, dim, &s)) return 0;
+    const trvf_conv_attrs* a = attrs;
+    if (trvk_packed_winograd(a))
+      return rank == 4 && dim[2] == 3 && dim[3] == 3 && s.groups == 1 && !s.transposed
+                 ? 4 * trvk_wino_packed_floats(a->packed, s.cg, s.og)
+                 : 0;
+    return 4 * trvk_conv_packed_floats(s.groups, s.cg, s.og, s.taps);
   }
   if ((op != TRV_OP_MATMUL && op != TRV_OP_RNN) || rank != 2) return 0;
   const int64_t k = dim[op == TRV_OP_RNN], n = dim[op == TRV_OP_MATMUL];
-  if (k <= 0 || n <= 0 || n > PTRDIFF_MAX / 64 - 16 ||
-      trvk_round16((trv_dim)n) > PTRDIFF_MAX / 64 / k)
+  if (k <= 0 || n <= 0 || n > PTRDIFF_MAX / 64 - 16 || k > PTRDIFF_MAX / 64 ||
+      trvk_round16((trv_dim)n) > PTRDIFF_MAX / 64 / (k + 1))
     return 0;
-  return (size_t)(trvk_round16((trv_dim)n) * (trv_dim)k) * sizeof(float);
+  return (size_t)(trvk_round16((trv_dim)n) * trvk_packed_k(dtype, (trv_dim)k)) *
+         trv_dtype_size(dtype);
 }
 
 static void pack_conv(const shape* s, const trvf_conv_attrs* a, const int64_t* dim,
@@ -98,10 +106,27 @@ static void pack_conv(const shape* s, const trvf_conv_attrs* a, const int64_t* d
     }
 }
 
+static void pack_halves(uint32_t dtype, const int64_t* dim, const int64_t* step,
+                        const uint16_t* src, uint16_t* dst) {
+  const trv_dim rows = (trv_dim)dim[0], k = trvk_packed_k(dtype, rows), n = (trv_dim)dim[1];
+  for (trv_dim i = 0; i < rows; i++)
+    for (trv_dim j = 0; j < n; j++) {
+      const trv_dim in = j % TRVK_PANEL, panel = j / TRVK_PANEL * k * TRVK_PANEL;
+      const trv_dim at =
+          dtype == TRV_DTYPE_BF16 ? (i / 2 * TRVK_PANEL + in) * 2 + i % 2 : i * TRVK_PANEL + in;
+      dst[panel + at] = src[i * (trv_dim)step[0] + j * (trv_dim)step[1]];
+    }
+}
+
 void trvk_pack(uint32_t op, const void* attrs, uint32_t dtype, uint32_t rank, const int64_t* dim,
                const int64_t* step, const void* src, void* dst) {
   const size_t bytes = trvk_pack_bytes(op, attrs, dtype, rank, dim);
   if (bytes == 0) return;
+  if (op == TRV_OP_MATMUL && (dtype == TRV_DTYPE_F16 || dtype == TRV_DTYPE_BF16)) {
+    memset(dst, 0, bytes);
+    pack_halves(dtype, dim, step, src, dst);
+    return;
+  }
   if (dtype != TRV_DTYPE_F32) {
     trvk_qpack(op, attrs, dtype, rank, dim, step, src, dst);
     return;
@@ -109,7 +134,12 @@ void trvk_pack(uint32_t op, const void* attrs, uint32_t dtype, uint32_t rank, co
   if (op == TRV_OP_CONV) {
     shape s;
     memset(dst, 0, bytes);
-    if (conv_shape(attrs, rank, dim, &s)) pack_conv(&s, attrs, dim, step, src, dst);
+    if (!conv_shape(attrs, rank, dim, &s)) return;
+    const trvf_conv_attrs* a = attrs;
+    if (trvk_packed_winograd(a))
+      trvk_wino_pack(a->packed, s.cg, s.og, step, src, dst);
+    else
+      pack_conv(&s, attrs, dim, step, src, dst);
     return;
   }
   const int k = op == TRV_OP_RNN, n = !k;

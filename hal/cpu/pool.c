@@ -118,11 +118,11 @@ static double cells(const trvk_pool* p, const trvk_pool_at* at, trv_dim lane) {
 
 static void lanes(const trvk_call* call, const trvk_pool* p, const trvk_pool_at* at) {
   union {
-    float f[TRVK_LANES];
-    double d[TRVK_LANES];
-    int64_t i[TRVK_LANES];
+    float f[TRVK_POOL_LANES];
+    double d[TRVK_POOL_LANES];
+    int64_t i[TRVK_POOL_LANES];
   } sum;
-  trv_dim index[TRVK_LANES];
+  trv_dim index[TRVK_POOL_LANES];
   const trv_dim n = at->lanes, step = p->wide ? p->ys[4] : p->ys[1];
   const trv_dim to =
       at->n * p->ys[0] + at->c * p->ys[1] + at->d * p->ys[2] + at->h * p->ys[3] + at->w * p->ys[4];
@@ -176,8 +176,8 @@ void TRVK_POOL(const trvk_call* call, uint32_t tile) {
     at.d = row / p.out[1] % p.out[0];
     at.h = row % p.out[1];
     const trv_dim all = p.wide ? p.out[2] : p.c;
-    for (trv_dim from = 0; from < all; from += TRVK_LANES) {
-      at.lanes = all - from < TRVK_LANES ? all - from : TRVK_LANES;
+    for (trv_dim from = 0; from < all; from += TRVK_POOL_LANES) {
+      at.lanes = all - from < TRVK_POOL_LANES ? all - from : TRVK_POOL_LANES;
       at.c = p.wide ? u % inner : from;
       at.w = p.wide ? from : u % inner;
       lanes(call, &p, &at);

@@ -5,7 +5,7 @@
 
 #include "gemm.h"
 
-#define TRVK_LANES 64 /* outputs computed at once */
+#define TRVK_POOL_LANES 64 /* outputs computed at once */
 
 typedef struct trvk_pool {
   trv_dim n, c, in[3], out[3], kernel[3], stride[3], pad[3], dilation[3];

@@ -101,7 +101,7 @@ uint32_t trvk_qconv_tiles(const trvk_call* call, uint32_t workers) {
 }
 
 void trvk_qconv_run(const trvk_call* call, uint32_t tile, const trvk_qgemm* gemm,
-                    const trvk_gemm* real) {
+                    trvk_qconv_path depthwise, const trvk_gemm* real) {
   const trvf_qconv_attrs* a = call->attrs;
   trvk_qconv q;
   trvk_qout out;
@@ -114,11 +114,11 @@ void trvk_qconv_run(const trvk_call* call, uint32_t tile, const trvk_qgemm* gemm
   if (!q.g.depthwise)
     trvk_qconv_gemm_run(&q, &out, a->x_zero, tile, gemm);
   else if (call->in[0].dtype == TRV_DTYPE_I8)
-    trvk_qconv_depthwise_i8(&q, &out, a->x_zero, tile);
+    depthwise(&q, &out, a->x_zero, tile);
   else
     trvk_qconv_depthwise_i16(&q, &out, a->x_zero, tile);
 }
 
 void trvk_qconv__ref(const trvk_call* call, uint32_t tile) {
-  trvk_qconv_run(call, tile, &trvk_qgemm_ref, NULL);
+  trvk_qconv_run(call, tile, &trvk_qgemm_ref, trvk_qconv_depthwise_i8, NULL);
 }

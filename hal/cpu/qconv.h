@@ -21,12 +21,15 @@ const char* trvk_qconv_make(const trvk_call* call, trvk_qconv* q, int64_t* expec
 /* Bytes of the packed weight; 0: nothing to pack, or too big. */
 size_t trvk_qconv_packed_bytes(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps);
 
-/* Stored activations. real: for real results. */
+/* A path: results of the tile. */
+typedef void (*trvk_qconv_path)(const trvk_qconv* q, trvk_qout* out, int32_t x_zero, uint32_t tile);
+
+/* Stored activations. depthwise: the path for those of i8; real: for real results. */
 void trvk_qconv_run(const trvk_call* call, uint32_t tile, const trvk_qgemm* gemm,
-                    const trvk_gemm* real);
+                    trvk_qconv_path depthwise, const trvk_gemm* real);
 /* Real activations, or real results of stored ones. */
 void trvk_qconv_real_run(const trvk_call* call, uint32_t tile, const trvk_qgemm* gemm,
-                         const trvk_gemm* real, trvk_q_floats_fn floats);
+                         trvk_qconv_path depthwise, const trvk_gemm* real, trvk_q_floats_fn floats);
 
 /* Paths. */
 void trvk_qconv_gemm_run(const trvk_qconv* q, trvk_qout* out, int32_t x_zero, uint32_t tile,

@@ -9,12 +9,13 @@
 #include "qconv_depthwise.inc"
 
 void trvk_qconv_real_run(const trvk_call* call, uint32_t tile, const trvk_qgemm* gemm,
-                         const trvk_gemm* real, trvk_q_floats_fn floats) {
+                         trvk_qconv_path depthwise, const trvk_gemm* real,
+                         trvk_q_floats_fn floats) {
   const trvf_qconv_attrs* a = call->attrs;
   trvk_qconv q;
   int64_t e, got;
   if (call->in[0].dtype != TRV_DTYPE_F32) {
-    trvk_qconv_run(call, tile, gemm, real);
+    trvk_qconv_run(call, tile, gemm, depthwise, real);
     return;
   }
   if (trvk_count(&call->out[0]) == 0) return;
@@ -35,5 +36,6 @@ void trvk_qconv_real_run(const trvk_call* call, uint32_t tile, const trvk_qgemm*
 }
 
 void trvk_qconv_real__ref(const trvk_call* call, uint32_t tile) {
-  trvk_qconv_real_run(call, tile, &trvk_qgemm_ref, &trvk_gemm_ref, trvk_q_floats);
+  trvk_qconv_real_run(call, tile, &trvk_qgemm_ref, trvk_qconv_depthwise_i8, &trvk_gemm_ref,
+                      trvk_q_floats);
 }

@@ -1,5 +1,5 @@
-/* qgemm.c - a block of rows times a strip of columns, chunk by chunk along K; the tile for the
- * instruction set that the whole library is compiled for. */
+/* qgemm.c - the tile and its rows for the instruction set that the whole library is compiled for.
+ */
 #include "qgemm.h"
 
 #if defined(__SSE2__) && !defined(TRVK_PLAIN_C)
@@ -25,8 +25,8 @@ static inline void finish(int32_t* c, __m128i u, __m128i v) {
 }
 
 /* Two rows, 8 columns: 8 sums, 4 vectors of B and 2 of A in registers. */
-static void two(const int16_t* a, trv_dim a_row, const int8_t* b, trv_dim quads, int32_t* c) {
-  const int16_t* a1 = a + a_row;
+static void two(const int16_t* a, const int16_t* a1, const int8_t* b, trv_dim quads, int32_t* c,
+                trv_dim c_row) {
   __m128i s[2][4];
   for (int i = 0; i < 4; i++) s[0][i] = s[1][i] = _mm_setzero_si128();
   for (trv_dim q = 0; q < quads; q++, a += 4, a1 += 4, b += 64) {
@@ -41,7 +41,7 @@ static void two(const int16_t* a, trv_dim a_row, const int8_t* b, trv_dim quads,
     s[1][2] = madd(s[1][2], y, b2);
     s[1][3] = madd(s[1][3], y, b3);
   }
-  for (int m = 0; m < 2; m++, c += TRVK_PANEL) {
+  for (int m = 0; m < 2; m++, c += c_row) {
     finish(c, s[m][0], s[m][1]);
     finish(c + 4, s[m][2], s[m][3]);
   }
@@ -66,30 +66,65 @@ static void one(const int16_t* a, const int8_t* b, trv_dim quads, int32_t* c) {
   for (int i = 0; i < 4; i++) finish(c + 4 * i, s[2 * i], s[2 * i + 1]);
 }
 
-static void tile(const int16_t* a, trv_dim a_row, trv_dim rows, const int8_t* b, trv_dim quads,
-                 int32_t* c) {
-  for (; rows >= 2; rows -= 2, a += 2 * a_row, c += 2 * TRVK_PANEL) {
-    two(a, a_row, b, quads, c);
-    two(a, a_row, b + 32, quads, c + 8);
-  }
-  if (rows) one(a, b, quads, c);
+static void pair(const int16_t* a, const int16_t* a1, const int8_t* b, trv_dim quads, int32_t* c,
+                 trv_dim c_row) {
+  two(a, a1, b, quads, c, c_row);
+  two(a, a1, b + 32, quads, c + 8, c_row);
 }
 #else
-static void tile(const int16_t* a, trv_dim a_row, trv_dim rows, const int8_t* b, trv_dim quads,
-                 int32_t* c) {
-  for (; rows > 0; rows--, a += a_row, c += TRVK_PANEL) {
-    const int8_t* w = b;
-    for (trv_dim q = 0; q < quads; q++, w += 64) {
-      const int32_t a0 = a[4 * q], a1 = a[4 * q + 1], a2 = a[4 * q + 2], a3 = a[4 * q + 3];
-      for (int j = 0; j < TRVK_PANEL; j++)
-        c[j] = trvk_add32(
-            c[j], a0 * w[4 * j] + a1 * w[4 * j + 1] + a2 * w[4 * j + 2] + a3 * w[4 * j + 3]);
+static void one(const int16_t* a, const int8_t* b, trv_dim quads, int32_t* c) {
+  for (trv_dim q = 0; q < quads; q++, a += 4, b += 64)
+    for (int j = 0; j < TRVK_PANEL; j++) {
+      const int8_t* w = b + 4 * j;
+      c[j] = trvk_add32(c[j], a[0] * w[0] + a[1] * w[1] + a[2] * w[2] + a[3] * w[3]);
     }
-  }
+}
+static void pair(const int16_t* a, const int16_t* a1, const int8_t* b, trv_dim quads, int32_t* c,
+                 trv_dim c_row) {
+  one(a, b, quads, c);
+  one(a1, b, quads, c + c_row);
 }
 #endif
 
-const trvk_qgemm trvk_qgemm_ref = {tile};
+static void words(const trvk_qtile* t, int rows, int panels) {
+  trvk_qtile_start(t, rows, panels);
+  for (trv_dim tap = 0; tap < t->taps; tap++)
+    for (int p = 0; p < panels; p++) {
+      const int8_t* b = t->b[tap] + p * t->b_panel;
+      const int16_t* a[2];
+      int32_t* c = t->c + p * TRVK_PANEL;
+      for (int m = 0, run; m < rows; m += run, c += run * t->c_row) {
+        run = rows - m < 2 ? 1 : 2;
+        for (int i = 0; i < run; i++)
+          a[i] = (const int16_t*)(const void*)((const uint8_t*)t->rows[tap * t->row_step + m + i] +
+                                               t->a_off);
+        if (run == 2)
+          pair(a[0], a[1], b, t->quads, c, t->c_row);
+        else
+          one(a[0], b, t->quads, c);
+      }
+    }
+}
+
+#include "qrows.inc"
+
+static void sums(const int8_t* b, trv_dim quads, int32_t* to) {
+  for (trv_dim q = 0; q < quads; q++, b += 4 * TRVK_PANEL)
+    for (int j = 0; j < TRVK_PANEL; j++)
+      to[j] = trvk_add32(to[j], b[4 * j] + b[4 * j + 1] + b[4 * j + 2] + b[4 * j + 3]);
+}
+
+static void group_sums(const int8_t* a, trv_dim n, trv_dim group, int32_t* to) {
+  for (trv_dim i = 0; i < n; to++) {
+    const trv_dim end = n - i < group ? n : i + group;
+    int32_t sum = 0;
+    for (; i < end; i++) sum += a[i];
+    *to = sum;
+  }
+}
+
+const trvk_qgemm trvk_qgemm_ref = {words,      NULL,  NULL,   NULL,    0,           sums,
+                                   group_sums, q_out, q_real, q_range, q_quantise8, q_quantise16};
 
 void trvk_q_row(int16_t* dst, const uint8_t* src, uint32_t dtype, trv_dim step, trv_dim n,
                 int32_t zero) {
@@ -104,58 +139,4 @@ void trvk_q_row(int16_t* dst, const uint8_t* src, uint32_t dtype, trv_dim step, 
     const int16_t* s = (const int16_t*)(const void*)src;
     for (trv_dim i = 0; i < n; i++) dst[i] = s[i * step];
   }
-}
-
-/* Adds up kc numbers of each row; TRVK_Q_A of 16 bits fit 32. */
-static void add_rows(trvk_qblock* s, const int16_t* a, trv_dim a_row, trv_dim kc) {
-  for (trv_dim m = 0; m < s->count; m++, a += a_row) {
-    int32_t sum = 0;
-    for (trv_dim i = 0; i < kc; i++) sum += a[i];
-    s->sum[m] = trvk_add64(s->sum[m], sum);
-  }
-}
-
-void trvk_qblock_run(trvk_qblock* s, trv_dim col, trv_dim n) {
-  const trv_dim panels = trvk_panels(n), most = TRVK_Q_A / s->count / 16 * 16;
-  for (trv_dim p = 0; p < panels; p++) {
-    memset(s->acc[p], 0, (size_t)s->count * sizeof s->acc[p][0]);
-    if (s->flush) memset(s->u.wide[p], 0, (size_t)s->count * sizeof s->u.wide[p][0]);
-    if (s->flush) memset(s->u.real[p], 0, (size_t)s->count * sizeof s->u.real[p][0]);
-  }
-  memset(s->sum, 0, sizeof s->sum);
-  for (trv_dim k0 = 0; k0 < s->k; k0 += most) {
-    const trv_dim kc = s->k - k0 < most ? s->k - k0 : most, a_row = trvk_round4(kc);
-    if (!s->filled) s->gather(s, k0, kc, s->a);
-    s->filled = kc == s->k;
-    for (trv_dim at = 0, run; at < kc; at += run) {
-      run = kc - at < s->chunk ? kc - at : s->chunk;
-      if (s->period) {
-        const trv_dim into = (k0 + at) % s->period;
-        if (run > s->period - into) run = s->period - into;
-        if (into == 0) memset(s->sum, 0, sizeof s->sum);
-      }
-      const trv_dim quads = (run + 3) / 4;
-      if (s->sums) add_rows(s, s->a + at, a_row, run);
-      for (trv_dim p = 0; p < panels; p++) {
-        const trv_dim c = col + p * TRVK_PANEL, left = n - p * TRVK_PANEL;
-        const int8_t* b = s->panel(s, k0 + at, run, c, left < TRVK_PANEL ? left : TRVK_PANEL);
-        s->g->tile(s->a + at, a_row, s->count, b, quads, s->acc[p][0]);
-        if (s->flush)
-          s->flush(s, p, c, left < TRVK_PANEL ? left : TRVK_PANEL, k0 + at + run, b, quads);
-      }
-    }
-  }
-}
-
-void trvk_qblock_widen(trvk_qblock* s, int32_t a_zero, trv_dim p, const int8_t* b, trv_dim quads) {
-  int64_t less[TRVK_PANEL] = {0};
-  if (a_zero != 0)
-    for (trv_dim q = 0; q < quads; q++, b += 64)
-      for (int j = 0; j < TRVK_PANEL; j++)
-        less[j] += a_zero * (b[4 * j] + b[4 * j + 1] + b[4 * j + 2] + b[4 * j + 3]);
-  for (trv_dim m = 0; m < s->count; m++)
-    for (int j = 0; j < TRVK_PANEL; j++) {
-      s->u.wide[p][m][j] = trvk_add64(s->u.wide[p][m][j], s->acc[p][m][j] - less[j]);
-      s->acc[p][m][j] = 0;
-    }
 }

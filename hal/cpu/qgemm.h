@@ -1,11 +1,12 @@
 /* qgemm.h - the integer matrix product that qconv and qmatmul are made of.
  *
- * A block of rows times a strip of columns. Rows of A are gathered as i16 (i8 activations minus
- * their zero point, i16 activations as they are), so that padding and strides cost nothing inside.
- * B is read in panels of 16 columns, [K / 4][16][4] i8: in place when it is packed in 8 bits, else
- * from a copy of one chunk. Sums are 32 bits wide and wrap; `flush` takes them over to 64 bits
- * (i16 activations) or to floats (dynamic quantisation) before they could. A table of functions per
- * instruction set (trvk_qgemm) holds the tile; all else is shared.
+ * A tile of up to 12 rows times 2 panels of 16 columns. Rows of A are read through pointers, a row
+ * for each output row and tap: i8 where they lie, on sets with dot products of bytes; i16 (copied
+ * i8 less their zero point, or i16 as they are) on all. B is read in panels, [K / 4][16][4] i8: in
+ * place when it is packed in 8 bits, else from a copy. Sums are 32 bits wide and wrap; who
+ * multiplies i16 takes them over to 64 bits before they could. A table of functions per instruction
+ * set (trvk_qgemm) holds tiles, results and rows; the loops around them are shared (qproduct.c,
+ * qconv_gemm.c).
  */
 #ifndef TRVK_QGEMM_H
 #define TRVK_QGEMM_H
@@ -15,23 +16,122 @@
 
 /* Sizes of blocks, all on the stack. */
 #if defined(__arm__) && !defined(__ARM_ARCH_7A__) && !defined(__linux__)
-#define TRVK_Q_ROWS 4
+#define TRVK_Q_ROWS 4 /* of a block */
 #define TRVK_Q_PANELS 2
-#define TRVK_Q_A 256 /* numbers of gathered A */
-#define TRVK_Q_B 64  /* K of a chunk of B */
 #else
-#define TRVK_Q_ROWS 32
+#define TRVK_Q_ROWS 48
 #define TRVK_Q_PANELS 4
-#define TRVK_Q_A 16384
-#define TRVK_Q_B 512
 #endif
 #define TRVK_Q_WIDE 256 /* K of a chunk whose sums of i16 * i8 fit 32 bits */
 #define TRVK_Q_STRIP (TRVK_Q_PANELS * TRVK_PANEL)
 
+/* c[m][j] = first[j] + sum over taps t and k of (a + bias) * b, j < 16 * panels, in 32 bits that
+ * wrap, where a is number k of the row that rows[t * row_step + m] names. */
+typedef struct trvk_qtile {
+  const void* const* rows; /* `size` bytes a number; 4 * quads numbers from a_off (bytes) on */
+  const int8_t* const* b;  /* per tap: [quads][16][4] of the first panel; others b_panel bytes on */
+  const int32_t* first;    /* NULL: c goes on */
+  int32_t* c;              /* rows c_row numbers apart */
+  trv_dim row_step, taps, quads, a_off, b_panel, c_row;
+} trvk_qtile;
+
+/* What sums begin with: first, or what c holds. */
+static inline void trvk_qtile_start(const trvk_qtile* t, int rows, int panels) {
+  if (t->first)
+    for (int m = 0; m < rows; m++)
+      memcpy(t->c + m * t->c_row, t->first, (size_t)(panels * TRVK_PANEL) * sizeof *t->c);
+}
+
+#define TRVK_QT_MR 12 /* most rows of a tile of any instruction set */
+#define TRVK_QT_NP 2  /* most panels */
+#define TRVK_QT_STRIP (TRVK_QT_NP * TRVK_PANEL)
+
+/* Sums of 4-bit weights by groups of K, in floats:
+ * t[m][j] = sum over groups g, in order, of f32(start[m][g] + sum_g((a - zero[m]) * b)) *
+ * scale[g][j] (then + f32(sum[m][g]) * offset[g][j]). */
+typedef struct trvk_qnibbles {
+  const int8_t* const* rows; /* 8 * octets numbers of i8 each */
+  trv_dim start_at, sum_at;  /* bytes from a row to its start and sum, i32 each */
+  const int32_t* zero;       /* NULL: all 0 */
+  const uint8_t* b;          /* [octets][16][4] packed */
+  trv_dim b_panel, octets;
+  trv_dim group; /* octets that share a scale */
+  const uint8_t *scale,
+      *offset; /* of the first column, columns next to each other; offset NULL: none */
+  trv_dim scale_row, offset_row; /* bytes from group to group */
+  int scale_half, offset_half;   /* f16, else f32 */
+  float* t;                      /* rows t_row apart */
+  trv_dim t_row, n;              /* columns that have scales; the others are 0 */
+} trvk_qnibbles;
+
+/* One row of reals times packed weights: t[j] = sum over groups of scale[g][j] * sum_g(a * (b -
+ * zero)) + offset[g][j] * sum_g(a). */
+typedef struct trvk_qstream {
+  const float* a;
+  trv_dim k, group; /* multiples of 8 */
+  const uint8_t* b; /* 8 or 4 bits, packed */
+  trv_dim b_panel;
+  int bits;
+  int32_t zero;
+  const uint8_t *scale, *offset; /* as of trvk_qnibbles */
+  trv_dim scale_row, offset_row, n;
+  int scale_half, offset_half;
+  float* t; /* 16 * panels */
+} trvk_qstream;
+
+/* Real results of rows that were quantised: v = sum - less * cols - base, t = (first ? 0 : t) +
+ * f32(v)
+ * * scale, + f32(sums) * offset; then, with last, y = act(t * step + bias). Every operation rounds
+ * once. */
+typedef struct trvk_qreal {
+  const int32_t* sum; /* NULL: t is complete */
+  float* t;
+  trv_dim sum_row, t_row;
+  const int32_t *less, *base, *sums; /* per row; NULL: 0, none */
+  const int32_t* cols;               /* per column, of b */
+  const float *scale, *offset;       /* per column; offset NULL: none */
+  const float *step, *bias;          /* per row; per column, or NULL */
+  float* y;
+  trv_dim y_row, y_step;
+  void (*act_fn)(float* x, trv_dim n, uint32_t act, float lo, float hi);
+  uint32_t act;
+  float lo, hi;
+  int first, last;
+} trvk_qreal;
+
+/* How rows of real numbers are quantised: real = step * (number - zero). */
+typedef struct trvk_qrow {
+  float step, inverse;
+  int32_t zero, lo, hi;
+} trvk_qrow;
+
+typedef struct trvk_qout trvk_qout;
+
+/* What an instruction set offers. */
 typedef struct trvk_qgemm {
-  /* c[rows][16] += a[rows][4 * quads] * b[quads][16][4]; rows of a are a_row apart. */
-  void (*tile)(const int16_t* a, trv_dim a_row, trv_dim rows, const int8_t* b, trv_dim quads,
-               int32_t* c);
+  /* Up to TRVK_QT_MR rows and TRVK_QT_NP panels. Rows of i16; bias is 0. */
+  void (*words)(const trvk_qtile* t, int rows, int panels);
+  /* Rows of i8, read where they lie; NULL: this set has no dot products of bytes. The caller takes
+   * `bias` times the column's sum of b away (in first). */
+  void (*bytes)(const trvk_qtile* t, int rows, int panels);
+  void (*nibbles)(const trvk_qnibbles* t, int rows, int panels); /* NULL: none, as bytes */
+  void (*stream)(const trvk_qstream* s, trv_dim panels);         /* NULL: none */
+  int32_t bias;
+  /* sums[16] += the column sums of [quads][16][4]. */
+  void (*sums)(const int8_t* b, trv_dim quads, int32_t* sums);
+  /* Sums of n numbers by groups, a multiple of 8 each but for the last. */
+  void (*group_sums)(const int8_t* a, trv_dim n, trv_dim group, int32_t* to);
+  /* Results from sums: rows x n of columns c (a multiple of 16) .. c + n of the strip, row m to
+   * y[at[m] + i * step]. The same as trvk_qout_i32 row by row. */
+  void (*out)(const trvk_qout* o, trv_dim c, const int32_t* sum, trv_dim sum_row, trv_dim rows,
+              trv_dim n, const trv_dim* at, trv_dim step);
+  /* rows x n real results. */
+  void (*real)(const trvk_qreal* r, trv_dim rows, trv_dim n);
+  /* The least and largest of n numbers and 0, passing over NaN; n numbers (step 1) as number, i8,
+   * or as number - zero, i16. */
+  void (*range)(const float* a, trv_dim n, float* least, float* most);
+  void (*quantise8)(const float* a, trv_dim n, const trvk_qrow* r, int8_t* to);
+  void (*quantise16)(const float* a, trv_dim n, const trvk_qrow* r, int16_t* to);
 } trvk_qgemm;
 extern const trvk_qgemm trvk_qgemm_ref;
 
@@ -82,43 +182,19 @@ void trvk_q_floats(const trvk_qweight* w, const uint8_t* b, trv_dim k0, trv_dim 
 /* n <= 16 scales or offsets of group g from column col on. */
 void trvk_q_scales(const trv_tensor* t, trv_dim g, trv_dim col, trv_dim n, float* dst);
 
+/* Are columns of a scale or offset (NULL: none) next to each other, or is one for all? */
+int trvk_q_by_columns(const trv_tensor* t);
+/* Its columns col .. col+n (n <= TRVK_QT_STRIP) of every group: the address of the first, bytes
+ * from group to group, whether they are f16. One for all is spread over the buffer. */
+const uint8_t* trvk_q_columns(const trv_tensor* t, trv_dim col, trv_dim n, float* buffer,
+                              trv_dim* row, int* half);
+
 /* ---- activations: one row to i16 ---- */
 void trvk_q_row(int16_t* dst, const uint8_t* src, uint32_t dtype, trv_dim step, trv_dim n,
                 int32_t zero);
 
-/* ---- the product ---- */
-typedef struct trvk_qblock trvk_qblock;
-struct trvk_qblock {
-  const trvk_qgemm* g;
-  const void* self; /* what the three functions below know */
-  /* Writes rows of A, k0 .. k0+kc, round4(kc) apart, zeros to the end of each. */
-  void (*gather)(const trvk_qblock* s, trv_dim k0, trv_dim kc, int16_t* a);
-  const int8_t* (*panel)(trvk_qblock* s, trv_dim k0, trv_dim kc, trv_dim col, trv_dim n);
-  /* After a chunk of panel p that ends at k_end; may be NULL. */
-  void (*flush)(trvk_qblock* s, trv_dim p, trv_dim col, trv_dim n, trv_dim k_end, const int8_t* b,
-                trv_dim quads);
-  trv_dim k, count; /* rows of the block */
-  trv_dim chunk,
-      period; /* of K: most of one chunk; none goes across a multiple of period (0: may) */
-  int sums;   /* keep sums of rows of A, of all of K or of the present period */
-  int filled; /* a holds these rows already, with all of K */
-  int64_t sum[TRVK_Q_ROWS];
-  int32_t acc[TRVK_Q_PANELS][TRVK_Q_ROWS][TRVK_PANEL];
-  union {
-    int64_t wide[TRVK_Q_PANELS][TRVK_Q_ROWS][TRVK_PANEL];
-    float real[TRVK_Q_PANELS][TRVK_Q_ROWS][TRVK_PANEL];
-  } u;
-  int16_t a[TRVK_Q_A];
-  int8_t b[TRVK_Q_B * TRVK_PANEL];
-};
-/* acc (and what flush keeps) of columns col .. col+n, n <= TRVK_Q_STRIP. u is cleared where there
- * is a flush. */
-void trvk_qblock_run(trvk_qblock* s, trv_dim col, trv_dim n);
-/* flush for i16 activations: u.wide takes over, minus zero of A times the column's sum. */
-void trvk_qblock_widen(trvk_qblock* s, int32_t a_zero, trv_dim p, const int8_t* b, trv_dim quads);
-
 /* ---- results ---- */
-typedef struct trvk_qout {
+struct trvk_qout {
   uint8_t* y;
   const trv_tensor *scale, *bias; /* bias NULL: none */
   uint32_t dtype, act;
@@ -131,10 +207,13 @@ typedef struct trvk_qout {
     int32_t i[TRVK_Q_STRIP]; /* multipliers */
     float f[TRVK_Q_STRIP];
   } k, b;
+  int no_halves;                                   /* quick is not wanted */
+  int wide_ok;                                     /* shifts are 32 .. 62: see qrows.inc */
+  int bytes_ok;                                    /* shifts are 33 .. 62, results i8: as well */
   int quick;                                       /* 32 bits do: see qout.c */
   int32_t half[TRVK_Q_STRIP], power[TRVK_Q_STRIP]; /* for that */
   uint8_t shift[TRVK_Q_STRIP];
-} trvk_qout;
+};
 /* Everything but y; lo, hi are those of attrs. */
 void trvk_qout_make(trvk_qout* o, const trv_tensor* y, const trv_tensor* scale,
                     const trv_tensor* bias, int32_t zero, uint32_t act, float lo, float hi,

@@ -1,5 +1,5 @@
-/* qgemm_tiles.h - the tile of qgemm.h in vectors of TRVV_N 32-bit numbers. Included by gemm_avx2.c
- * and gemm_avx512.c, which set the target.
+/* qgemm_tiles.h - the tile of qgemm.h in vectors of TRVV_N 32-bit numbers. Included by
+ * qgemm_<isa>.c, which set the target.
  *
  * B is widened to i16 once for all rows; a pair of products adds up in one 32-bit number, so a
  * column has two sums that lie together until the end. The same numbers as the plain tile: 32-bit
@@ -22,7 +22,11 @@ static inline qvec q_four(const int16_t* a) {
   return _mm512_set1_epi64(v);
 }
 static inline qvec q_madd(qvec s, qvec a, qvec b) {
+#if defined(TRVQ_DOT)
+  return _mm512_dpwssd_epi32(s, a, b);
+#else
   return _mm512_add_epi32(s, _mm512_madd_epi16(a, b));
+#endif
 }
 static inline void q_finish(int32_t* c, const qvec* s) {
   const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0),
@@ -44,7 +48,13 @@ static inline qvec q_four(const int16_t* a) {
   return _mm256_set1_epi64x(v);
 }
 static inline qvec q_madd(qvec s, qvec a, qvec b) {
+#if defined(TRVQ_EVEX)
+  return _mm256_dpwssd_epi32(s, a, b);
+#elif defined(TRVQ_DOT)
+  return _mm256_dpwssd_avx_epi32(s, a, b);
+#else
   return _mm256_add_epi32(s, _mm256_madd_epi16(a, b));
+#endif
 }
 static inline void q_finish(int32_t* c, const qvec* s) {
   for (int i = 0; i < Q_PARTS; i += 2, c += 8) {
@@ -57,28 +67,52 @@ static inline void q_finish(int32_t* c, const qvec* s) {
 #endif
 
 /* rows is a constant where this is inlined. */
-__attribute__((always_inline)) static inline void q_rows(const int16_t* a, trv_dim a_row, int rows,
-                                                         const int8_t* b, trv_dim quads,
-                                                         int32_t* c) {
+__attribute__((always_inline)) static inline void q_rows(const void* const* rows_of, trv_dim a_off,
+                                                         int rows, const int8_t* b, trv_dim quads,
+                                                         int32_t* c, trv_dim c_row) {
   qvec s[Q_MR][Q_PARTS];
-  for (int m = 0; m < rows; m++)
+  const int16_t* a[Q_MR];
+  for (int m = 0; m < rows; m++) {
+    a[m] = (const int16_t*)(const void*)((const uint8_t*)rows_of[m] + a_off);
     for (int i = 0; i < Q_PARTS; i++) s[m][i] = q_zero();
-  for (trv_dim q = 0; q < quads; q++, a += 4, b += 64) {
+  }
+  for (trv_dim q = 0; q < quads; q++, b += 64) {
     qvec w[Q_PARTS];
     for (int i = 0; i < Q_PARTS; i++) w[i] = q_widen(b + 64 / Q_PARTS * i);
     for (int m = 0; m < rows; m++) {
-      const qvec x = q_four(a + m * a_row);
+      const qvec x = q_four(a[m] + 4 * q);
       for (int i = 0; i < Q_PARTS; i++) s[m][i] = q_madd(s[m][i], x, w[i]);
     }
   }
-  for (int m = 0; m < rows; m++) q_finish(c + m * TRVK_PANEL, s[m]);
+  for (int m = 0; m < rows; m++) q_finish(c + m * c_row, s[m]);
 }
 
-static void q_tile(const int16_t* a, trv_dim a_row, trv_dim rows, const int8_t* b, trv_dim quads,
-                   int32_t* c) {
-  for (; rows >= Q_MR; rows -= Q_MR, a += Q_MR * a_row, c += Q_MR * TRVK_PANEL)
-    q_rows(a, a_row, Q_MR, b, quads, c);
-  for (; rows > 0; rows--, a += a_row, c += TRVK_PANEL) q_rows(a, a_row, 1, b, quads, c);
+static void q_words(const trvk_qtile* t, int rows, int panels) {
+  trvk_qtile_start(t, rows, panels);
+  for (trv_dim tap = 0; tap < t->taps; tap++)
+    for (int p = 0; p < panels; p++) {
+      const void* const* a = t->rows + tap * t->row_step;
+      const int8_t* b = t->b[tap] + p * t->b_panel;
+      int32_t* c = t->c + p * TRVK_PANEL;
+      int m = 0;
+      for (; m + Q_MR <= rows; m += Q_MR)
+        q_rows(a + m, t->a_off, Q_MR, b, t->quads, c + m * t->c_row, t->c_row);
+      for (; m < rows; m++) q_rows(a + m, t->a_off, 1, b, t->quads, c + m * t->c_row, t->c_row);
+    }
 }
 
-static const trvk_qgemm qgemm = {q_tile};
+#if !defined(TRVQ_DOT)
+static void q_sums(const int8_t* b, trv_dim quads, int32_t* sums) {
+  for (trv_dim q = 0; q < quads; q++, b += 4 * TRVK_PANEL)
+    for (int j = 0; j < TRVK_PANEL; j++)
+      sums[j] = trvk_add32(sums[j], b[4 * j] + b[4 * j + 1] + b[4 * j + 2] + b[4 * j + 3]);
+}
+static void q_group_sums(const int8_t* a, trv_dim n, trv_dim group, int32_t* to) {
+  for (trv_dim i = 0; i < n; to++) {
+    const trv_dim end = n - i < group ? n : i + group;
+    int32_t sum = 0;
+    for (; i < end; i++) sum += a[i];
+    *to = sum;
+  }
+}
+#endif

@@ -19,12 +19,6 @@ typedef struct trvk_qmatmul {
 const char* trvk_qmatmul_make(const trvk_call* call, trvk_qmatmul* q, int64_t* expected,
                               int64_t* got);
 
-/* How work is cut: blocks of rows (each of one batch) times strips of columns. */
-typedef struct trvk_qunits {
-  trv_dim rows, blocks, strips, count; /* rows: of a block */
-} trvk_qunits;
-trvk_qunits trvk_qmatmul_units(const trvk_qmatmul* q);
-
 /* Stored a. real: for real results. */
 void trvk_qmatmul_run(const trvk_call* call, uint32_t tile, const trvk_qgemm* gemm,
                       const trvk_gemm* real);

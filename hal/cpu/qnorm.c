@@ -1,18 +1,29 @@
 /* qnorm.c - layer and RMS normalisation of i8, without floating point. One square root per row: the
  * variance is scaled by a power of 4 so that the root has 31 bits (schema/ops.fbs). */
+/* clang-format off: its macros rename what the others declare */
+#include "variant.h"
+/* clang-format on */
 #include "gemm.h"
 #include "quant.h"
 #include "walk.h"
 
 enum { Y = 0, X = 1, P = 2, STREAMS = 3, MOST = 32768 }; /* P: position in weight and bias */
 
-typedef struct plan { /* the axes of one row */
+typedef struct qnorm_plan { /* the axes of one row */
   uint32_t rank;
   trv_dim n, dim[TRV_MAX_RANK], stride[STREAMS][TRV_MAX_RANK];
   const trvf_qnorm_attrs* a;
   const int32_t *weight, *bias; /* NULL: 1, 0 */
-} plan;
+} qnorm_plan;
 
+static trv_dim qnorm_rows(const trvk_call* call) {
+  const trvf_qnorm_attrs* a = call->attrs;
+  trv_dim rows = 1;
+  for (uint32_t i = 0; i + a->axes < call->out->rank; i++) rows *= call->out->dim[i];
+  return rows;
+}
+
+#ifndef TRVK_VARIANT
 const char* trvk_qnorm_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *y = call->out;
   const trvf_qnorm_attrs* a = call->attrs;
@@ -54,20 +65,14 @@ const char* trvk_qnorm_check(const trvk_call* call, int64_t* expected, int64_t* 
   return trvk_out_check(y, expected, got);
 }
 
-static trv_dim rows_of(const trvk_call* call) {
-  const trvf_qnorm_attrs* a = call->attrs;
-  trv_dim rows = 1;
-  for (uint32_t i = 0; i + a->axes < call->out->rank; i++) rows *= call->out->dim[i];
-  return rows;
-}
-
 uint32_t trvk_qnorm_tiles(const trvk_call* call, uint32_t workers) {
   const trv_dim n = trvk_count(call->out);
-  return n ? trvk_tiles(n * 8, rows_of(call), workers) : 1;
+  return n ? trvk_tiles(n * 8, qnorm_rows(call), workers) : 1;
 }
+#endif
 
 /* floor(sqrt(v)), digit by digit; v below 2^62. */
-static int64_t root(uint64_t v) {
+static int64_t qnorm_root(uint64_t v) {
   uint64_t r = 0;
   for (uint64_t bit = (uint64_t)1 << 60; bit != 0; bit >>= 2) {
     const int more = v >= r + bit;
@@ -78,7 +83,8 @@ static int64_t root(uint64_t v) {
 }
 
 /* Sum and sum of squares of x - zero; 32 bits hold them for MOST values. */
-static void moments(const plan* p, const int8_t* x, int32_t zero, int32_t* sum, uint32_t* squares) {
+static void qnorm_moments(const qnorm_plan* p, const int8_t* x, int32_t zero, int32_t* sum,
+                          uint32_t* squares) {
   const uint32_t last = p->rank - 1;
   const trv_dim n = p->dim[last], step = p->stride[X][last];
   trv_dim index[TRV_MAX_RANK] = {0};
@@ -96,19 +102,19 @@ static void moments(const plan* p, const int8_t* x, int32_t zero, int32_t* sum, 
 }
 
 /* One row; y may be x. The two kinds differ in what is taken off: the mean, or the zero point. */
-static void normalise(const plan* p, const int8_t* x, int8_t* y) {
+static void qnorm_row(const qnorm_plan* p, const int8_t* x, int8_t* y) {
   const trvf_qnorm_attrs* a = p->a;
   const int rms = a->kind == TRV_NORM_KIND_RMS;
   const int32_t zero = rms ? a->x_zero : 0, n = (int32_t)p->n;
   int32_t sum;
   uint32_t squares, j = 0;
-  moments(p, x, zero, &sum, &squares);
+  qnorm_moments(p, x, zero, &sum, &squares);
   if (rms) sum = 0;
   uint64_t w = (uint64_t)n * squares - (uint64_t)((int64_t)sum * sum) +
                (((uint64_t)n * (uint64_t)n * a->eps) >> 16);
   if (w == 0) w = 1;
   for (; w >> 60 == 0; j++) w <<= 2;
-  const int64_t r = root(w), up = (int64_t)1 << (j + 12);
+  const int64_t r = qnorm_root(w), up = (int64_t)1 << (j + 12);
   const uint32_t last = p->rank - 1;
   const trv_dim count = p->dim[last], x_step = p->stride[X][last], y_step = p->stride[Y][last],
                 p_step = p->stride[P][last];
@@ -129,16 +135,16 @@ static void normalise(const plan* p, const int8_t* x, int8_t* y) {
   }
 }
 
-void trvk_qnorm__ref(const trvk_call* call, uint32_t tile) {
+void TRVK_KERNEL(qnorm)(const trvk_call* call, uint32_t tile) {
   const trv_tensor *x = call->in, *y = call->out, *w = trvk_opt(call, 1), *b = trvk_opt(call, 2);
   const trvf_qnorm_attrs* a = call->attrs;
   if (trvk_count(y) == 0) return;
   const uint32_t lead = (uint32_t)x->rank - a->axes;
-  plan p = {.rank = a->axes,
-            .n = 1,
-            .a = a,
-            .weight = w ? (const int32_t*)(const void*)w->data : NULL,
-            .bias = b ? (const int32_t*)(const void*)b->data : NULL};
+  qnorm_plan p = {.rank = a->axes,
+                  .n = 1,
+                  .a = a,
+                  .weight = w ? (const int32_t*)(const void*)w->data : NULL,
+                  .bias = b ? (const int32_t*)(const void*)b->data : NULL};
   for (uint32_t k = a->axes; k-- > 0;) {
     p.dim[k] = x->dim[lead + k];
     p.stride[Y][k] = y->stride[lead + k];
@@ -148,8 +154,8 @@ void trvk_qnorm__ref(const trvk_call* call, uint32_t tile) {
   }
   p.rank = trvk_walk_plan(p.rank, p.dim, p.stride, STREAMS);
   trv_dim at, end;
-  trvk_split(rows_of(call), call->tiles, tile, &at, &end);
+  trvk_split(qnorm_rows(call), call->tiles, tile, &at, &end);
   for (; at < end; at++)
-    normalise(&p, (const int8_t*)x->data + trvk_offset(lead, x->dim, x->stride, at),
+    qnorm_row(&p, (const int8_t*)x->data + trvk_offset(lead, x->dim, x->stride, at),
               (int8_t*)y->data + trvk_offset(lead, y->dim, y->stride, at));
 }

@@ -20,6 +20,7 @@ void trvk_qout_make(trvk_qout* o, const trv_tensor* y, const trv_tensor* scale,
   }
   o->real_in = real_in;
   o->act_fn = NULL;
+  o->no_halves = 0;
 }
 
 void trvk_qout_strip(trvk_qout* o, trv_dim col, trv_dim n) {
@@ -30,18 +31,25 @@ void trvk_qout_strip(trvk_qout* o, trv_dim col, trv_dim n) {
   if (stored) {
     const int32_t *m = (const int32_t*)(const void*)scale->data + col * step,
                   *s = m + scale->stride[0];
-    o->quick = 1;
+    int32_t least = TRVK_SHIFT_MAX, most = 0, negative = 0;
+    if (step == 1) memcpy(o->k.i, m, (size_t)n * sizeof *m);
+    if (step != 1)
+      for (trv_dim i = 0; i < n; i++) o->k.i[i] = m[i * step];
     for (trv_dim i = 0; i < n; i++) {
       const int32_t shift = s[i * step] & 63;
-      o->k.i[i] = m[i * step];
       o->shift[i] = (uint8_t)shift;
-      if (shift < 34 || shift > TRVK_SHIFT_MAX || o->k.i[i] < 0) {
-        o->quick = 0;
-      } else {
-        o->half[i] = (int32_t)1 << (shift - 33);
-        o->power[i] = (int32_t)1 << (64 - shift);
-      }
+      least = shift < least ? shift : least;
+      most = shift > most ? shift : most;
+      negative |= o->k.i[i];
     }
+    o->wide_ok = least >= 32 && most <= TRVK_SHIFT_MAX;
+    o->bytes_ok = o->wide_ok && least > 32 && o->dtype == TRV_DTYPE_I8;
+    o->quick = least >= 34 && most <= TRVK_SHIFT_MAX && negative >= 0 && !o->no_halves;
+    if (o->quick)
+      for (trv_dim i = 0; i < n; i++) {
+        o->half[i] = (int32_t)1 << (o->shift[i] - 33);
+        o->power[i] = (int32_t)1 << (64 - o->shift[i]);
+      }
   } else {
     for (trv_dim i = 0; i < n; i += TRVK_PANEL) {
       float f[TRVK_PANEL];
@@ -57,7 +65,9 @@ void trvk_qout_strip(trvk_qout* o, trv_dim col, trv_dim n) {
     for (trv_dim i = 0; i < n; i++) o->b.f[i] = b[i * bias->stride[0]];
   } else {
     const int32_t* b = (const int32_t*)(const void*)bias->data + col * bias->stride[0];
-    for (trv_dim i = 0; i < n; i++) o->b.i[i] = b[i * bias->stride[0]];
+    if (bias->stride[0] == 1) memcpy(o->b.i, b, (size_t)n * sizeof *b);
+    if (bias->stride[0] != 1)
+      for (trv_dim i = 0; i < n; i++) o->b.i[i] = b[i * bias->stride[0]];
   }
 }
 

@@ -1,12 +1,15 @@
 /* qpool.c - average pooling of stored values, windowed and adaptive. Lanes as in pool.c. */
+/* clang-format off: its macros rename what the others declare */
+#include "variant.h"
+/* clang-format on */
 #include "average.h"
 #include "pool.h"
 
-_Static_assert(TRVK_LANES == TRVK_SUMS, "lanes are sums");
+_Static_assert(TRVK_POOL_LANES == TRVK_SUMS, "lanes are sums");
 
 /* Geometry, and the largest number of cells of a window. NULL, or what is wrong. */
-static const char* make(const trvk_call* call, trvk_pool* p, int64_t* cells, int64_t* expected,
-                        int64_t* got) {
+static const char* qpool_make(const trvk_call* call, trvk_pool* p, int64_t* cells,
+                              int64_t* expected, int64_t* got) {
   const trvf_qpool_attrs* a = call->attrs;
   trvf_pool_attrs pool = {.kind = TRV_POOL_KIND_AVG,
                           .nd = a->nd,
@@ -29,6 +32,7 @@ static const char* make(const trvk_call* call, trvk_pool* p, int64_t* cells, int
   return NULL;
 }
 
+#ifndef TRVK_VARIANT
 const char* trvk_qpool_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trvf_qpool_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *y = &call->out[0];
@@ -37,7 +41,7 @@ const char* trvk_qpool_check(const trvk_call* call, int64_t* expected, int64_t* 
   const char* what = trvk_average_check(x, y, a->x_zero, a->y_zero, a->multiplier, a->shift, a->lo,
                                         a->hi, expected, got);
   if (what == NULL) what = trvk_out_check(y, expected, got);
-  if (what == NULL) what = make(call, &p, &cells, expected, got);
+  if (what == NULL) what = qpool_make(call, &p, &cells, expected, got);
   if (what == NULL && a->divisor < 0)
     what = trvk_fail(TRVK_SAY("pool: the divisor is negative"), 0, a->divisor, expected, got);
   return what;
@@ -47,21 +51,22 @@ uint32_t trvk_qpool_tiles(const trvk_call* call, uint32_t workers) {
   trvk_pool p = {0};
   int64_t cells, e, g;
   const trv_dim n = trvk_count(&call->out[0]);
-  if (make(call, &p, &cells, &e, &g)) return 1;
+  if (qpool_make(call, &p, &cells, &e, &g)) return 1;
   const double work = (double)n * (double)(cells + 4) / 4;
   return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, n, workers);
 }
+#endif
 
 /* The divisor of outputs whose window is d, h, w. */
-static int64_t divisor(const trvk_pool* p, const trvk_span* d, const trvk_span* h,
-                       const trvk_span* w) {
+static int64_t qpool_divisor(const trvk_pool* p, const trvk_span* d, const trvk_span* h,
+                             const trvk_span* w) {
   if (p->divisor) return p->divisor;
   if (!p->include_pad || p->adaptive) return (int64_t)d->n * h->n * w->n;
   return d->full > 0 && h->full > 0 && w->full > 0 ? (int64_t)d->full * h->full * w->full : 0;
 }
 
 /* Lanes along channels: all outputs have one window. */
-static void channels(const trvk_pool* p, const trvk_pool_at* at, trvk_sums* sums) {
+static void qpool_channels(const trvk_pool* p, const trvk_pool_at* at, trvk_sums* sums) {
   const trvk_span d = trvk_pool_span(p, 0, at->d), h = trvk_pool_span(p, 1, at->h),
                   w = trvk_pool_span(p, 2, at->w);
   const trv_dim first = at->n * p->xs[0] + at->c * p->xs[1];
@@ -75,7 +80,7 @@ static void channels(const trvk_pool* p, const trvk_pool_at* at, trvk_sums* sums
 }
 
 /* Lanes along w: cells beyond the borders are left out of each tap. */
-static void row(const trvk_pool* p, const trvk_pool_at* at, trvk_sums* sums) {
+static void qpool_row(const trvk_pool* p, const trvk_pool_at* at, trvk_sums* sums) {
   const trvk_span d = trvk_pool_span(p, 0, at->d), h = trvk_pool_span(p, 1, at->h);
   const trv_dim first = at->n * p->xs[0] + at->c * p->xs[1], s = p->stride[2];
   for (trv_dim i = 0; i < d.n; i++)
@@ -94,8 +99,8 @@ static void row(const trvk_pool* p, const trvk_pool_at* at, trvk_sums* sums) {
 }
 
 /* Stores the averages of all lanes, by runs that have one divisor. */
-static void store(const trvk_pool* p, const trvk_pool_at* at, const trvk_sums* sums,
-                  trvk_average* average, uint8_t* y, trv_dim step) {
+static void qpool_store(const trvk_pool* p, const trvk_pool_at* at, const trvk_sums* sums,
+                        trvk_average* average, uint8_t* y, trv_dim step) {
   const trvk_span d = trvk_pool_span(p, 0, at->d), h = trvk_pool_span(p, 1, at->h);
   const trv_dim size = (trv_dim)trv_dtype_size(p->dtype);
   for (trv_dim i = 0, end; i < at->lanes; i = end) {
@@ -108,18 +113,18 @@ static void store(const trvk_pool* p, const trvk_pool_at* at, const trvk_sums* s
           (p->in[2] - 1 - (p->kernel[2] - 1) * p->dilation[2] + p->pad[2]) / p->stride[2];
       if (end > last + 1 - at->w) end = last + 1 - at->w;
     }
-    const int64_t count = divisor(p, &d, &h, &w);
+    const int64_t count = qpool_divisor(p, &d, &h, &w);
     if (count != average->count) trvk_average_count(average, count);
     trvk_average_store(average, sums, (uint32_t)i, (uint32_t)(end - i), y + i * step * size, step);
   }
 }
 
-void trvk_qpool__ref(const trvk_call* call, uint32_t tile) {
+void TRVK_KERNEL(qpool)(const trvk_call* call, uint32_t tile) {
   const trvf_qpool_attrs* a = call->attrs;
   trvk_pool p = {0};
-  int64_t cells, e, g;
+  int64_t cells = 1, e, g;
   if (trvk_count(&call->out[0]) == 0) return;
-  (void)make(call, &p, &cells, &e, &g);
+  (void)qpool_make(call, &p, &cells, &e, &g);
   trvk_average average = {.count = -1, /* not set */
                           .most = cells * (p.dtype == TRV_DTYPE_I8 ? UINT8_MAX : UINT16_MAX),
                           .multiplier = a->multiplier,
@@ -143,10 +148,10 @@ void trvk_qpool__ref(const trvk_call* call, uint32_t tile) {
       at.c = p.wide ? u % inner : from;
       at.w = p.wide ? from : u % inner;
       trvk_sums_begin(&sums, p.dtype, a->x_zero, (uint32_t)at.lanes);
-      (p.wide ? row : channels)(&p, &at, &sums);
+      (p.wide ? qpool_row : qpool_channels)(&p, &at, &sums);
       const trv_dim to =
           at.n * p.ys[0] + at.c * p.ys[1] + at.d * p.ys[2] + at.h * p.ys[3] + at.w * p.ys[4];
-      store(&p, &at, &sums, &average, trvk_at(call->out[0].data, p.dtype, to), step);
+      qpool_store(&p, &at, &sums, &average, trvk_at(call->out[0].data, p.dtype, to), step);
     }
   }
 }

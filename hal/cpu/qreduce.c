@@ -1,8 +1,12 @@
 /* qreduce.c - mean and sum of stored values over any set of axes, walked as reduce.c walks them. */
+/* clang-format off: its macros rename what the others declare */
+#include "variant.h"
+/* clang-format on */
 #include "average.h"
 #include "reduce.h"
 #include "walk.h"
 
+#ifndef TRVK_VARIANT
 const char* trvk_qreduce_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *y = call->out;
   const trvf_qreduce_attrs* a = call->attrs;
@@ -35,8 +39,7 @@ const char* trvk_qreduce_check(const trvk_call* call, int64_t* expected, int64_t
 uint32_t trvk_qreduce_tiles(const trvk_call* call, uint32_t workers) {
   return trvk_reduce_tiles_of(call, ((const trvf_qreduce_attrs*)call->attrs)->axes, workers);
 }
-
-static trv_dim magnitude(trv_dim x) { return x < 0 ? -x : x; }
+#endif
 
 /* Sum of n elements of one row; n < 2^16, so that 32 bits hold it. */
 #define ROW(NAME, T)                                               \
@@ -49,12 +52,12 @@ static trv_dim magnitude(trv_dim x) { return x < 0 ? -x : x; }
       for (trv_dim i = 0; i < n; i++) sum += v[i * step];          \
     return sum;                                                    \
   }
-ROW(row_i8, int8_t)
-ROW(row_i16, int16_t)
+ROW(qreduce_row_i8, int8_t)
+ROW(qreduce_row_i16, int16_t)
 enum { ROW_MAX = 65535 };
 
 /* Walks the first `rank` reduced axes; 0: all were visited. */
-static int next(const trvk_reduce_plan* p, uint32_t rank, trv_dim* index, trv_dim* at) {
+static int qreduce_next(const trvk_reduce_plan* p, uint32_t rank, trv_dim* index, trv_dim* at) {
   for (uint32_t i = rank; i-- > 0;) {
     *at += p->reduced_in[i];
     if (++index[i] < p->reduced[i]) return 1;
@@ -65,7 +68,7 @@ static int next(const trvk_reduce_plan* p, uint32_t rank, trv_dim* index, trv_di
 }
 
 /* The sum of one output, whose input begins at x. */
-static int64_t sum_of(const trvk_reduce_plan* p, const uint8_t* x, int32_t zero) {
+static int64_t qreduce_sum(const trvk_reduce_plan* p, const uint8_t* x, int32_t zero) {
   const trv_dim size = (trv_dim)trv_dtype_size(p->dtype), n = p->reduced[p->r - 1],
                 step = p->reduced_in[p->r - 1];
   trv_dim index[TRV_MAX_RANK] = {0}, at = 0;
@@ -73,21 +76,22 @@ static int64_t sum_of(const trvk_reduce_plan* p, const uint8_t* x, int32_t zero)
   do {
     for (trv_dim i = 0; i < n; i += ROW_MAX) {
       const trv_dim m = n - i < ROW_MAX ? n - i : ROW_MAX;
-      sum += (p->dtype == TRV_DTYPE_I8 ? row_i8 : row_i16)(x + (at + i * step) * size, step, m);
+      sum += (p->dtype == TRV_DTYPE_I8 ? qreduce_row_i8 : qreduce_row_i16)(
+          x + (at + i * step) * size, step, m);
     }
-  } while (next(p, p->r - 1, index, &at));
+  } while (qreduce_next(p, p->r - 1, index, &at));
   return sum - (int64_t)p->count * zero;
 }
 
 /* The sums of neighbouring outputs along the innermost kept axis. */
-static void sums_of(const trvk_reduce_plan* p, const uint8_t* x, trvk_sums* sums) {
+static void qreduce_sums(const trvk_reduce_plan* p, const uint8_t* x, trvk_sums* sums) {
   const trv_dim size = (trv_dim)trv_dtype_size(p->dtype), step = p->kept_in[p->k - 1];
   trv_dim index[TRV_MAX_RANK] = {0}, at = 0;
   do trvk_sums_add(sums, 0, x + at * size, step, sums->n);
-  while (next(p, p->r, index, &at));
+  while (qreduce_next(p, p->r, index, &at));
 }
 
-void trvk_qreduce__ref(const trvk_call* call, uint32_t tile) {
+void TRVK_KERNEL(qreduce)(const trvk_call* call, uint32_t tile) {
   const trvf_qreduce_attrs* a = call->attrs;
   trvk_reduce_plan p;
   trvk_reduce_plan_axes(&p, call, a->axes, 0);
@@ -105,7 +109,7 @@ void trvk_qreduce__ref(const trvk_call* call, uint32_t tile) {
   /* Many outputs at once where the kept axis is the denser one: then a row of the input feeds them
    * all. */
   const int columns = p.count > 0 && p.kept[last] > 1 &&
-                      magnitude(p.kept_in[last]) < magnitude(p.reduced_in[p.r - 1]);
+                      trvk_magnitude(p.kept_in[last]) < trvk_magnitude(p.reduced_in[p.r - 1]);
   trv_dim index[TRV_MAX_RANK], at, end;
   trvk_sums sums;
   trvk_split(p.outputs, call->tiles, tile, &at, &end);
@@ -119,10 +123,10 @@ void trvk_qreduce__ref(const trvk_call* call, uint32_t tile) {
       if (n > TRVK_SUMS) n = TRVK_SUMS;
       if (n > end - at) n = end - at;
       trvk_sums_begin(&sums, p.dtype, a->x_zero, (uint32_t)n);
-      sums_of(&p, x, &sums);
+      qreduce_sums(&p, x, &sums);
       trvk_average_store(&average, &sums, 0, (uint32_t)n, y, p.kept_out[last]);
     } else {
-      const int32_t v = trvk_average_of(&average, p.count > 0 ? sum_of(&p, x, a->x_zero) : 0);
+      const int32_t v = trvk_average_of(&average, p.count > 0 ? qreduce_sum(&p, x, a->x_zero) : 0);
       if (p.dtype == TRV_DTYPE_I8)
         *(int8_t*)y = (int8_t)v;
       else
@@ -132,3 +136,4 @@ void trvk_qreduce__ref(const trvk_call* call, uint32_t tile) {
     at += n;
   }
 }
+#undef ROW

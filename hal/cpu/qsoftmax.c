@@ -1,8 +1,12 @@
 /* qsoftmax.c - softmax of i8 along one axis, exponentials from a table. */
+/* clang-format off: its macros rename what the others declare */
+#include "variant.h"
+/* clang-format on */
 #include "gemm.h"
 #include "quant.h"
 #include "walk.h"
 
+#ifndef TRVK_VARIANT
 const char* trvk_qsoftmax_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *table = &call->in[1], *y = call->out;
   const trvf_qsoftmax_attrs* a = call->attrs;
@@ -28,10 +32,11 @@ uint32_t trvk_qsoftmax_tiles(const trvk_call* call, uint32_t workers) {
   const trv_dim n = trvk_count(call->out);
   return trvk_tiles(n * 8, n ? n / call->out->dim[a->axis] : 0, workers);
 }
+#endif
 
 /* y may be x: every element is read for the last time just before it is written. */
-static void row(const trvf_qsoftmax_attrs* a, const int32_t* table, trv_dim n, const int8_t* x,
-                trv_dim x_step, int8_t* y, trv_dim y_step) {
+static void qsoftmax_row(const trvf_qsoftmax_attrs* a, const int32_t* table, trv_dim n,
+                         const int8_t* x, trv_dim x_step, int8_t* y, trv_dim y_step) {
   int32_t most = INT8_MIN;
   int64_t sum = 0;
   for (trv_dim i = 0; i < n; i++) most = x[i * x_step] > most ? x[i * x_step] : most;
@@ -43,7 +48,7 @@ static void row(const trvf_qsoftmax_attrs* a, const int32_t* table, trv_dim n, c
                             a->y_zero, a->lo, a->hi);
 }
 
-void trvk_qsoftmax__ref(const trvk_call* call, uint32_t tile) {
+void TRVK_KERNEL(qsoftmax)(const trvk_call* call, uint32_t tile) {
   const trv_tensor *x = call->in, *y = call->out;
   const trvf_qsoftmax_attrs* a = call->attrs;
   const int32_t* table = (const int32_t*)(const void*)call->in[1].data;
@@ -61,9 +66,9 @@ void trvk_qsoftmax__ref(const trvk_call* call, uint32_t tile) {
   trvk_split(total / y->dim[a->axis], call->tiles, tile, &at, &end);
   trvk_walk_seek(rank, dim, at, index);
   for (; at < end; at++) {
-    row(a, table, y->dim[a->axis], (const int8_t*)x->data + trvk_walk_at(rank, index, stride[1]),
-        x->stride[a->axis], (int8_t*)y->data + trvk_walk_at(rank, index, stride[0]),
-        y->stride[a->axis]);
+    qsoftmax_row(a, table, y->dim[a->axis],
+                 (const int8_t*)x->data + trvk_walk_at(rank, index, stride[1]), x->stride[a->axis],
+                 (int8_t*)y->data + trvk_walk_at(rank, index, stride[0]), y->stride[a->axis]);
     trvk_walk_step(rank - 1, dim, index, 1);
   }
 }

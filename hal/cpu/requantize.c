@@ -1,7 +1,11 @@
 /* requantize.c - real to stored, stored to real, stored to stored. */
+/* clang-format off: its macros rename what the others declare */
+#include "variant.h"
+/* clang-format on */
 #include "blocks.h"
 #include "quant.h"
 
+#ifndef TRVK_VARIANT
 const char* trvk_requantize_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trv_tensor *x = call->in, *y = call->out;
   const trvf_requantize_attrs* a = call->attrs;
@@ -30,13 +34,14 @@ uint32_t trvk_requantize_tiles(const trvk_call* call, uint32_t workers) {
   const trv_dim n = trvk_count(call->out);
   return trvk_tiles(n, n / 1024, workers);
 }
+#endif
 
 /* The attributes, as rows of elements need them. */
 typedef struct requantize_plan {
   trvf_requantize_attrs a;
   trvk_parts m, offset; /* of the multiplier, of -x_zero * multiplier */
 } requantize_plan;
-typedef void (*row_fn)(const requantize_plan*, const void*, void*, trv_dim);
+typedef void (*requantize_fn)(const requantize_plan*, const void*, void*, trv_dim);
 
 /* y[i] = f(x[i]) for dense rows; y may be x. The plan is copied, since a store of int8_t could
  * change it. */
@@ -84,7 +89,7 @@ ROW(i16_to_i16, int16_t, int16_t, RESCALE)
 ROW(split_to_i8, int16_t, int8_t, SPLIT)
 ROW(split_to_i16, int16_t, int16_t, SPLIT)
 
-static row_fn choose(const requantize_plan* p, uint32_t from, uint32_t to) {
+static requantize_fn requantize_row(const requantize_plan* p, uint32_t from, uint32_t to) {
   const int small = to == TRV_DTYPE_I8;
   if (from == TRV_DTYPE_F32) return small ? real_to_i8 : real_to_i16;
   if (to == TRV_DTYPE_F32) return from == TRV_DTYPE_I8 ? i8_to_real : i16_to_real;
@@ -96,13 +101,13 @@ static row_fn choose(const requantize_plan* p, uint32_t from, uint32_t to) {
   return small ? i16_to_i8 : i16_to_i16;
 }
 
-void trvk_requantize__ref(const trvk_call* call, uint32_t tile) {
+void TRVK_KERNEL(requantize)(const trvk_call* call, uint32_t tile) {
   const uint32_t from = call->in[0].dtype, to = call->out[0].dtype;
   requantize_plan p;
   memcpy(&p.a, call->attrs, sizeof(p.a));
   p.m = trvk_split_factor(p.a.multiplier);
   p.offset = trvk_split_factor(-(int64_t)p.a.x_zero * p.a.multiplier);
-  const row_fn row = choose(&p, from, to);
+  const requantize_fn row = requantize_row(&p, from, to);
   trvk_buffer x, y;
   trvk_blocks b;
   trvk_blocks_begin(&b, call, 1, tile);
@@ -119,3 +124,8 @@ void trvk_requantize__ref(const trvk_call* call, uint32_t tile) {
   for (; trvk_blocks_next(&b); trvk_blocks_write(&b, &y))
     row(&p, trvk_blocks_read(&b, 1, &x), trvk_blocks_target(&b, &y), b.n);
 }
+#undef ROW
+#undef QUANTIZE
+#undef DEQUANTIZE
+#undef RESCALE
+#undef SPLIT

@@ -196,6 +196,22 @@ static void product(state* s, const uint8_t* const* a, uint32_t dtype, trv_dim a
         rows[i] = s->gather + i * blk.kc;
       }
     }
+    if (count == 1 && !(blk.first && (b0 || b1))) { /* all panels in one go */
+      panel = b + k0 * TRVK_PANEL;
+      const trvk_tile t = {.rows = rows,
+                           .b = &panel,
+                           .c = &dst,
+                           .taps = 1,
+                           .kc = blk.kc,
+                           .ak = 1,
+                           .bk = TRVK_PANEL,
+                           .bp = blk.bp,
+                           .lo = -INFINITY,
+                           .hi = INFINITY,
+                           .accumulate = !blk.first};
+      s->g->stream(&t, n16 / TRVK_PANEL);
+      continue;
+    }
     for (trv_dim col = 0; col < n16; col += width) {
       float bias[TRVK_STRIP] = {0.0f}, more[TRVK_STRIP];
       const trv_dim cols = n16 - col < width ? n16 - col : width,
@@ -283,9 +299,15 @@ static void sequence(state* s, const trvf_rnn_attrs* a) {
     if (in_chunk == 0)
       input_product(s, t, a->reverse, p->t - t < TRVK_RNN_STEPS ? p->t - t : TRVK_RNN_STEPS);
     float* gates = s->gx + in_chunk * s->rows * s->g16;
-    product_rows(s, s->h, s->out16, p->out, s->w_hh, p->gru ? s->gh : gates, p->gates, s->g16,
-                 p->gru ? p->b_hh : NULL, !p->gru);
-    for (trv_dim i = 0; i < s->rows; i++)
+    const int fused = p->lstm && s->rows == 1 && p->hidden % TRVK_PANEL == 0;
+    if (fused) {
+      s->g->lstm_step(s->h, p->out, s->w_hh, gates, s->c, s->cell, p->hidden, (int)(t & 1));
+      if (!p->w_proj) memcpy(s->h, s->cell, (size_t)p->hidden * sizeof(float));
+    } else {
+      product_rows(s, s->h, s->out16, p->out, s->w_hh, p->gru ? s->gh : gates, p->gates, s->g16,
+                   p->gru ? p->b_hh : NULL, !p->gru);
+    }
+    for (trv_dim i = 0; i < (fused ? 0 : s->rows); i++)
       cell(s, a->kind, gates + i * s->g16, s->gh + i * s->g16, s->h + i * s->out16,
            s->c + i * s->hidden16, s->cell + i * s->hidden16);
     if (p->w_proj)

@@ -123,7 +123,8 @@ double trvk_act64(double x, uint32_t act, double lo, double hi) {
   }
 }
 
-static void add_row(float* sum, const uint8_t* src, uint32_t dtype, trv_dim step, trv_dim n) {
+static void add_row(const trvk_gemm* g, float* sum, const uint8_t* src, uint32_t dtype,
+                    trv_dim step, trv_dim n) {
   if (dtype == TRV_DTYPE_F32 && step == 1) {
     const float* v = (const float*)(const void*)src;
     for (trv_dim i = 0; i < n; i++) sum[i] += v[i];
@@ -132,18 +133,22 @@ static void add_row(float* sum, const uint8_t* src, uint32_t dtype, trv_dim step
   float v[32];
   for (trv_dim i = 0; i < n; i += 32) {
     const trv_dim m = n - i < 32 ? n - i : 32;
-    trvk_row_load(v, trvk_at(src, dtype, i * step), dtype, step, m);
+    trvk_row_floats(g, v, trvk_at(src, dtype, i * step), dtype, step, m);
     for (trv_dim j = 0; j < m; j++) sum[i + j] += v[j];
   }
 }
 
 void trvk_epi_row(const trvk_epi* e, const trvk_row* r, trv_dim col, float* sum, trv_dim n) {
   if (e->bias2)
-    add_row(sum, trvk_at(e->bias2, e->dtype, r->bias2 + col * e->bias2_col), e->dtype, e->bias2_col,
-            n);
+    add_row(e->g, sum, trvk_at(e->bias2, e->dtype, r->bias2 + col * e->bias2_col), e->dtype,
+            e->bias2_col, n);
   if (e->res)
-    add_row(sum, trvk_at(e->res, e->dtype, r->res + col * e->res_col), e->dtype, e->res_col, n);
+    add_row(e->g, sum, trvk_at(e->res, e->dtype, r->res + col * e->res_col), e->dtype, e->res_col,
+            n);
   if (e->act != TRV_ACT_NONE) e->g->act(sum, n, e->act, e->lo, e->hi);
-  trvk_row_store(trvk_at(e->out, e->dtype, r->out + col * e->out_col), e->dtype, e->out_col, sum,
-                 n);
+  uint8_t* to = trvk_at(e->out, e->dtype, r->out + col * e->out_col);
+  if (e->out_col == 1 && (e->dtype == TRV_DTYPE_F16 || e->dtype == TRV_DTYPE_BF16))
+    e->g->narrow((uint16_t*)(void*)to, sum, e->dtype, n);
+  else
+    trvk_row_store(to, e->dtype, e->out_col, sum, n);
 }

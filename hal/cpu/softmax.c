@@ -15,7 +15,7 @@ typedef struct softmax_plan {
 #define NATIVE TRV_DTYPE_F32
 #define LOAD trvk_load_f32
 #define STORE trvk_store_f32
-#define EXP trvk_exp
+#define EXP trvk_exp_negative
 #define LOG trvk_log
 #include "softmax.inc"
 #undef T

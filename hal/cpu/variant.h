@@ -29,5 +29,11 @@
 #define trvk_map_i32 TRVK_PASTE(trvk_map_i32_any, TRVK_VARIANT)
 #define trvk_map_i64 TRVK_PASTE(trvk_map_i64_any, TRVK_VARIANT)
 #define trvk_map_bool TRVK_PASTE(trvk_map_bool_any, TRVK_VARIANT)
+#define trvk_lookup_row TRVK_PASTE(trvk_lookup_row_any, TRVK_VARIANT)
+#define trvk_sums_begin TRVK_PASTE(trvk_sums_begin_any, TRVK_VARIANT)
+#define trvk_sums_add TRVK_PASTE(trvk_sums_add_any, TRVK_VARIANT)
+#define trvk_average_count TRVK_PASTE(trvk_average_count_any, TRVK_VARIANT)
+#define trvk_average_of TRVK_PASTE(trvk_average_of_any, TRVK_VARIANT)
+#define trvk_average_store TRVK_PASTE(trvk_average_store_any, TRVK_VARIANT)
 #endif
 #endif

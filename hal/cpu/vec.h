@@ -17,9 +17,11 @@
 #if defined(__GNUC__)
 #define TRVV_INLINE static inline __attribute__((always_inline))
 #define TRVV_UNROLL _Pragma("GCC unroll 32")
+#define TRVV_AHEAD(p) __builtin_prefetch(p, 0, 2) /* brings a line nearer; p may be anything */
 
 typedef float trvv __attribute__((vector_size(4 * TRVV_N)));
 typedef int32_t trvv_i __attribute__((vector_size(4 * TRVV_N)));
+typedef uint32_t trvv_u __attribute__((vector_size(4 * TRVV_N)));
 typedef float trvv_any __attribute__((vector_size(4 * TRVV_N), aligned(4), may_alias));
 
 #if defined(__x86_64__) || defined(__i386__)
@@ -41,6 +43,7 @@ TRVV_INLINE trvv trvv_set(float x) { return (trvv){x, x, x, x, x, x, x, x}; }
 TRVV_INLINE trvv trvv_set(float x) { return (trvv){x, x, x, x}; }
 #endif
 TRVV_INLINE trvv trvv_add(trvv a, trvv b) { return a + b; }
+TRVV_INLINE trvv trvv_sub(trvv a, trvv b) { return a - b; }
 TRVV_INLINE trvv trvv_mul(trvv a, trvv b) { return a * b; }
 
 #if TRVV_N == 16 && defined(__AVX512F__)
@@ -86,9 +89,13 @@ TRVV_INLINE trvv trvv_pick(trvv_i mask, trvv a, trvv b) {
 #define TRVV_MAX(a, b) trvv_pick((trvv_i)(a > b), a, b)
 #endif
 
+/* x * 2^n, n in [-127, 127] in the low bits of u; n = -127 gives 0. */
+TRVV_INLINE trvv trvv_scale(trvv x, trvv u) { return x * (trvv)(((trvv_u)u + 127u) << 23); }
+
 #else /* any C11 compiler: its vectoriser is on its own */
 #define TRVV_INLINE static inline
 #define TRVV_UNROLL
+#define TRVV_AHEAD(p) ((void)(p))
 typedef struct trvv {
   float f[TRVV_N];
 } trvv;
@@ -102,6 +109,7 @@ TRVV_INLINE void trvv_store(float* p, trvv v) {
 }
 TRVV_INLINE trvv trvv_set(float x) { TRVV_EACH(x); }
 TRVV_INLINE trvv trvv_add(trvv a, trvv b) { TRVV_EACH(a.f[i] + b.f[i]); }
+TRVV_INLINE trvv trvv_sub(trvv a, trvv b) { TRVV_EACH(a.f[i] - b.f[i]); }
 TRVV_INLINE trvv trvv_mul(trvv a, trvv b) { TRVV_EACH(a.f[i] * b.f[i]); }
 TRVV_INLINE trvv trvv_fma(trvv a, trvv b, trvv c) { TRVV_EACH(a.f[i] * b.f[i] + c.f[i]); }
 TRVV_INLINE trvv trvv_clamp(trvv x, trvv lo, trvv hi) {
@@ -109,10 +117,34 @@ TRVV_INLINE trvv trvv_clamp(trvv x, trvv lo, trvv hi) {
 }
 TRVV_INLINE trvv trvv_larger(trvv a, trvv b) { TRVV_EACH(a.f[i] > b.f[i] ? a.f[i] : b.f[i]); }
 #define TRVV_MAX(a, b) trvv_larger(a, b)
+TRVV_INLINE trvv trvv_scale(trvv x, trvv u) {
+  union {
+    float f;
+    uint32_t u;
+  } v;
+  for (int i = 0; i < TRVV_N; i++) {
+    v.f = u.f[i];
+    v.u = (v.u + 127u) << 23;
+    x.f[i] *= v.f;
+  }
+  return x;
+}
 #endif
 
 /* The larger; where a is NaN, b. */
 TRVV_INLINE trvv trvv_max(trvv a, trvv b) { return TRVV_MAX(a, b); }
+
+/* 2^t for t below 127, 0 below -127; NaN stays. 2^r is our own fit for |r| <= 1/2 (1e-7). */
+TRVV_INLINE trvv trvv_exp2(trvv t) {
+  t = trvv_max(trvv_set(-127.0f), t);
+  const trvv u = trvv_add(t, trvv_set(12582912.0f)); /* rounds: 1.5 * 2^23 */
+  const trvv r = trvv_sub(t, trvv_sub(u, trvv_set(12582912.0f)));
+  trvv p = trvv_fma(trvv_set(0.00132647261f), r, trvv_set(0.00967151299f));
+  p = trvv_fma(p, r, trvv_set(0.0555073358f));
+  p = trvv_fma(p, r, trvv_set(0.240222424f));
+  p = trvv_fma(p, r, trvv_set(0.693147004f));
+  return trvv_scale(trvv_fma(p, r, trvv_set(1.0f)), u);
+}
 
 /* Sum of the lanes, in a tree. */
 TRVV_INLINE float trvv_sum(trvv v) {
@@ -133,5 +165,47 @@ TRVV_INLINE float trvv_sum(trvv v) {
       s[i] += s[i + w];
   return s[0];
 #endif
+}
+
+/* The sums of four vectors. */
+TRVV_INLINE void trvv_sum4(const trvv* v, float* out) {
+#if defined(__GNUC__) && defined(__SSE3__) && TRVV_N >= 8
+  __m128 x[4];
+  TRVV_UNROLL for (int i = 0; i < 4; i++) {
+#if TRVV_N == 16
+    const __m256 y = _mm256_add_ps(_mm512_castps512_ps256((__m512)v[i]),
+                                   _mm512_extractf32x8_ps((__m512)v[i], 1));
+#else
+    const __m256 y = (__m256)v[i];
+#endif
+    x[i] = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+  }
+  const __m128 a = _mm_add_ps(_mm_unpacklo_ps(x[0], x[1]), _mm_unpackhi_ps(x[0], x[1]));
+  const __m128 b = _mm_add_ps(_mm_unpacklo_ps(x[2], x[3]), _mm_unpackhi_ps(x[2], x[3]));
+  _mm_storeu_ps(out, _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a)));
+#else
+  for (int i = 0; i < 4; i++) out[i] = trvv_sum(v[i]);
+#endif
+}
+
+/* The largest lane. */
+TRVV_INLINE float trvv_most(trvv v) {
+  float s[TRVV_N];
+#if defined(__GNUC__) && defined(__SSE3__) && TRVV_N >= 8
+#if TRVV_N == 16
+  const __m256 y =
+      _mm256_max_ps(_mm512_castps512_ps256((__m512)v), _mm512_extractf32x8_ps((__m512)v, 1));
+#else
+  const __m256 y = (__m256)v;
+#endif
+  _mm_storeu_ps(s, _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
+  const int n = 4;
+#else
+  trvv_store(s, v);
+  const int n = TRVV_N;
+#endif
+  for (int w = n / 2; w > 0; w /= 2)
+    for (int i = 0; i < w; i++) s[i] = s[i] > s[i + w] ? s[i] : s[i + w];
+  return s[0];
 }
 #endif

@@ -46,13 +46,12 @@ TRVK_INLINE float trvk_scale(float x, uint32_t n) {
   return x * trvk_from_bits((half + 127u) << 23) * trvk_from_bits((n - half + 127u) << 23);
 }
 
-/* (e^r - 1 - r) / r^2 for |r| <= ln(2) / 2 */
+/* e^r - 1 - r for |r| <= ln(2) / 2. Two short chains instead of a long one: a loop waits less. */
 TRVK_INLINE float trvk_exp_tail(float r) {
-  float p = 0.00139261761199f;
-  p = p * r + 0.00836317307451f;
-  p = p * r + 0.0416665546621f;
-  p = p * r + 0.166665770256f;
-  return p * r + 0.5f;
+  const float z = r * r;
+  const float even = (0.00139261761199f * z + 0.0416665546621f) * z + 0.5f;
+  const float odd = 0.00836317307451f * z + 0.166665770256f;
+  return z * (even + r * odd);
 }
 
 TRVK_INLINE float trvk_exp(float x) {
@@ -60,8 +59,27 @@ TRVK_INLINE float trvk_exp(float x) {
   const float c = lo > 89.0f ? 89.0f : lo;
   const float t = c * 1.44269504f + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
   const float r = (c - n * 0.693115234375f) - n * 3.1946183298714459e-05f;
-  const float y = 1.0f + (r + r * r * trvk_exp_tail(r));
+  const float y = 1.0f + (r + trvk_exp_tail(r));
   return trvk_scale(y, trvk_to_bits(t) - trvk_to_bits(TRVK_ROUNDER));
+}
+
+/* The same for functions that add 1 to it, and for softmax: results below 2^-126 are 0, and above
+ * 2^127.5 infinite. A factor 2^n with n = -127 or 128 has just these bits. */
+TRVK_INLINE float trvk_exp_flush(float x) {
+  const float lo = x < -88.0f ? -88.0f : x;
+  const float c = lo > 88.75f ? 88.75f : lo;
+  const float t = c * 1.44269504f + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
+  const float r = (c - n * 0.693115234375f) - n * 3.1946183298714459e-05f;
+  const float y = 1.0f + (r + trvk_exp_tail(r));
+  return y * trvk_from_bits((trvk_to_bits(t) + 127u) << 23);
+}
+/* The same for x <= 0 only. */
+TRVK_INLINE float trvk_exp_negative(float x) {
+  const float c = x < -88.0f ? -88.0f : x;
+  const float t = c * 1.44269504f + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
+  const float r = (c - n * 0.693115234375f) - n * 3.1946183298714459e-05f;
+  const float y = 1.0f + (r + trvk_exp_tail(r));
+  return y * trvk_from_bits((trvk_to_bits(t) + 127u) << 23);
 }
 
 TRVK_INLINE float trvk_exp2(float x) {
@@ -69,7 +87,7 @@ TRVK_INLINE float trvk_exp2(float x) {
   const float c = lo > 129.0f ? 129.0f : lo;
   const float t = c + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
   const float r = (c - n) * 0.693147181f;
-  const float y = 1.0f + (r + r * r * trvk_exp_tail(r));
+  const float y = 1.0f + (r + trvk_exp_tail(r));
   return trvk_scale(y, trvk_to_bits(t) - trvk_to_bits(TRVK_ROUNDER));
 }
 
@@ -78,7 +96,7 @@ TRVK_INLINE float trvk_expm1(float x) {
   const float c = lo > 89.0f ? 89.0f : lo;
   const float t = c * 1.44269504f + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
   const float r = (c - n * 0.693115234375f) - n * 3.1946183298714459e-05f;
-  const float p = r + r * r * trvk_exp_tail(r);
+  const float p = r + trvk_exp_tail(r);
   const uint32_t k = trvk_to_bits(t) - trvk_to_bits(TRVK_ROUNDER);
   /* 2^k * p + (2^k - 1); k is in [-26, 128], so half of it is a normal number's exponent: 2^127 * 2
    * would overflow. */
@@ -150,14 +168,18 @@ TRVK_INLINE float trvk_log1p(float x) {
   return u < INFINITY ? (v == 0.0f ? x : a) : u;
 }
 
-/* 3 units */
+/* 3 units: e^2a - 1 over itself + 2; 2a stays so small that 2^n needs no care */
 TRVK_INLINE float trvk_tanh(float x) {
-  const float a = fabsf(x), c = a > 10.0f ? 10.0f : a;
-  const float t = trvk_expm1(2.0f * c), y = t / (t + 2.0f);
-  return copysignf(a == a ? y : x, x);
+  const float a = fabsf(x), c = a > 10.0f ? 20.0f : 2.0f * a;
+  const float t = c * 1.44269504f + TRVK_ROUNDER, n = t - TRVK_ROUNDER;
+  const float r = (c - n * 0.693115234375f) - n * 3.1946183298714459e-05f;
+  const float p = r + trvk_exp_tail(r);
+  const float s = trvk_from_bits((trvk_to_bits(t) + 127u) << 23);
+  const float e = s * p + (s - 1.0f);
+  return copysignf(e / (e + 2.0f), x);
 }
 
-TRVK_INLINE float trvk_sigmoid(float x) { return 1.0f / (1.0f + trvk_exp(-x)); }
+TRVK_INLINE float trvk_sigmoid(float x) { return 1.0f / (1.0f + trvk_exp_flush(-x)); }
 
 /* erf(x) for |x| < 0.9 */
 TRVK_INLINE float trvk_erf_near(float x) {
@@ -183,7 +205,7 @@ TRVK_INLINE float trvk_erfc_far(float a) {
   q = q * t + 0.106272475203f;
   q = q * t + 0.635073598112f;
   q = q * t + 1.12867556658f;
-  const float y = trvk_exp(-(q * t));
+  const float y = trvk_exp_negative(-(q * t));
   return a > 3.95f ? 0.0f : y;
 }
 
@@ -224,23 +246,41 @@ TRVK_INLINE float trvk_clamp(float x, float lo, float hi) {          /* NaN stay
   const float y = x < lo ? lo : x;
   return y > hi ? hi : y;
 }
-TRVK_INLINE float trvk_gelu(
-    float x) { /* x times the normal distribution, exact in the lower tail too */
-  const float u = x * 0.707106781f, a = fabsf(u), tail = 0.5f * trvk_erfc_far(a);
-  const float near = 0.5f + 0.5f * trvk_erf_near(u), far = x > 0.0f ? 1.0f - tail : tail;
-  return x * (a < 0.875f ? near : far);
+/* x times the normal distribution, exact in the lower tail too */
+TRVK_INLINE float trvk_gelu(float x) {
+  const float a = fabsf(x);
+  const float z = a * a; /* q: -log(erfc(a / sqrt(2))) / a for a in [0, 5.6], in two chains */
+  float even = -1.82561499e-09f;
+  even = even * z - 1.10514645e-06f;
+  even = even * z - 6.2716761e-05f;
+  even = even * z - 1.64774483e-05f;
+  even = even * z + 0.0363567621f;
+  even = even * z + 0.797885239f;
+  float odd = 6.73366856e-08f;
+  odd = odd * z + 1.05412819e-05f;
+  odd = odd * z + 0.000211969891f;
+  odd = odd * z - 0.00481309602f;
+  odd = odd * z + 0.318303287f;
+  const float q = even + a * odd;
+  const float y = 0.5f * trvk_exp_negative(-(q * a)), tail = a > 5.6f ? 0.0f : y;
+  return x * (x > 0.0f ? 1.0f - tail : tail);
 }
+/* 0.5 * (1 + tanh(u)) is the sigmoid of 2 * u */
 TRVK_INLINE float trvk_gelu_tanh(float x) {
-  return 0.5f * x * (1.0f + trvk_tanh(0.797884561f * (x + 0.044715f * x * x * x)));
+  return x / (1.0f + trvk_exp_flush(-1.59576912f * (x + 0.044715f * x * x * x)));
 }
-TRVK_INLINE float trvk_silu(float x) { return x / (1.0f + trvk_exp(-x)); }
+TRVK_INLINE float trvk_silu(float x) { return x / (1.0f + trvk_exp_flush(-x)); }
 TRVK_INLINE float trvk_hard_sigmoid(float x) { return trvk_clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
 TRVK_INLINE float trvk_hard_swish(float x) { return x * trvk_clamp(x + 3.0f, 0.0f, 6.0f) / 6.0f; }
 TRVK_INLINE float trvk_softplus(float x) {
   const float y = trvk_log1p(trvk_exp(x));
   return x > 20.0f ? x : y;
 }
-TRVK_INLINE float trvk_mish(float x) { return x * trvk_tanh(trvk_softplus(x)); }
+/* tanh(log(1 + e)) = (e^2 + 2e) / (e^2 + 2e + 2) */
+TRVK_INLINE float trvk_mish(float x) {
+  const float e = trvk_exp(x > 20.0f ? 20.0f : x), n = e * (e + 2.0f);
+  return x * (n / (n + 2.0f));
+}
 TRVK_INLINE float trvk_elu(float x) {
   const float y = trvk_expm1(x);
   return x > 0.0f ? x : y;

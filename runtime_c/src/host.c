@@ -1,7 +1,7 @@
 /* host.c - trivet on a machine with files, malloc and threads. The only file of the runtime that
  * uses them, together with host_pool.c; built on the public API alone. */
 #if !defined(_WIN32)
-#define _POSIX_C_SOURCE 200809L
+#define _GNU_SOURCE /* madvise */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
@@ -12,10 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "host_check.h"
 #include "host_pool.h"
 #include "trivet/trivet.h"
 
 #define BASE_ALIGN 64u
+#define HUGE_PAGE ((size_t)1 << 21)
 
 /* A file's bytes: mapped, or read where there is no mmap. */
 typedef struct mapping {
@@ -23,16 +25,23 @@ typedef struct mapping {
   int owned;
 } mapping;
 
+/* Who runs tiles. pool: NULL where the app does, or one thread. */
+typedef struct crew {
+  int made;
+  trvi_pool* pool;
+  trv_runner runner;
+} crew;
+
 struct trv_host {
   trv_program program;
   mapping file, weights;
-  trvi_pool* pool;
-  trv_runner runner;
+  crew crew; /* of contexts that ask for none of their own; made by the first of them */
+  uint32_t threads;
   trv_bound_device device;
   void* device_memory;
   int unchecked; /* CRCs were deferred and nobody has needed them yet */
 #if !defined(_WIN32)
-  pthread_mutex_t lock; /* of unchecked */
+  pthread_mutex_t lock; /* of unchecked, crew */
 #endif
 };
 
@@ -46,6 +55,7 @@ typedef struct block {
 
 struct trv_context {
   trv_host* host;
+  crew own; /* where it does not share the host's */
   uint32_t entry_count, block_count;
   trv_session** sessions;
   void** memories;   /* of the sessions */
@@ -65,6 +75,22 @@ static trv_status fail(trv_diag* d, trv_status status, const char* what) {
   return status;
 }
 
+static void lock(trv_host* h) {
+#if !defined(_WIN32)
+  pthread_mutex_lock(&h->lock);
+#else
+  (void)h;
+#endif
+}
+
+static void unlock(trv_host* h) {
+#if !defined(_WIN32)
+  pthread_mutex_unlock(&h->lock);
+#else
+  (void)h;
+#endif
+}
+
 /* ---- memory and files
  * ---------------------------------------------------------------------------------------------- */
 static void* aligned_new(size_t size, size_t align) {
@@ -74,7 +100,16 @@ static void* aligned_new(size_t size, size_t align) {
   return _aligned_malloc(size + !size, align);
 #else
   void* p = NULL;
-  return posix_memalign(&p, align, size + !size) ? NULL : p;
+#if defined(MADV_HUGEPAGE)
+  /* what is large comes in large pages: fewer faults in the first run, fewer misses in all */
+  const int large = size >= 2 * HUGE_PAGE && size <= SIZE_MAX - HUGE_PAGE;
+  if (large && align < HUGE_PAGE) align = HUGE_PAGE;
+#endif
+  if (posix_memalign(&p, align, size + !size)) return NULL;
+#if defined(MADV_HUGEPAGE)
+  if (large) (void)madvise(p, size & ~(HUGE_PAGE - 1), MADV_HUGEPAGE);
+#endif
+  return p;
 #endif
 }
 
@@ -136,17 +171,65 @@ static void unmap_file(mapping* m) {
 }
 #endif
 
+/* ---- threads ---- */
+static trv_status make_crew(crew* c, const trv_threads* t, trv_diag* d) {
+  uint32_t count = t->count;
+  if (t->runner) {
+    if (!t->runner->run || t->runner->workers == 0)
+      return fail(d, TRV_ARGUMENT, "a runner needs run and workers");
+    c->runner = *t->runner;
+  } else {
+    if (t->cpu_count && !t->cpus) return fail(d, TRV_ARGUMENT, "cpus is NULL");
+    if (count == 0) count = t->cpu_count ? t->cpu_count : trvi_pool_cores();
+    const trv_status st = trvi_pool_open(count, t->cpus, t->cpu_count, &c->pool);
+    if (st == TRV_MEMORY) return fail(d, st, "out of memory");
+    if (st == TRV_ARGUMENT)
+      return fail(d, st, "no such processor, or none that this process may use");
+    if (st) return fail(d, st, "this system does not bind threads to processors");
+    c->runner.run = trvi_pool_run;
+    c->runner.self = c->pool;
+    c->runner.workers = trvi_pool_workers(c->pool);
+  }
+  c->made = 1;
+  return TRV_OK;
+}
+
+/* The host's own, made when it is first needed. Under lock, or before anybody else knows h. */
+static trv_status host_crew(trv_host* h, const trv_runner** out, trv_diag* d) {
+  const trv_threads shared = {sizeof(shared), h->threads, NULL, 0, NULL};
+  const trv_status st = h->crew.made ? TRV_OK : make_crew(&h->crew, &shared, d);
+  *out = !st && h->crew.runner.workers > 1 ? &h->crew.runner : NULL;
+  return st;
+}
+
+static trv_status check_now(trv_host* h, trv_diag* d) {
+  const trv_runner* runner = NULL;
+  trv_status st = TRV_OK;
+  if (h->file.span.size > TRVI_CHECK_THREADS || h->weights.span.size > TRVI_CHECK_THREADS)
+    st = host_crew(h, &runner, d);
+  if (st) return st;
+  st = trvi_check_files(&h->program, runner);
+  if (st && d) *d = h->program.diag;
+  return st;
+}
+
 /* ---- host
  * ----------------------------------------------------------------------------------------------------------
  */
 static trv_status open_host(trv_host* h, uint32_t flags, uint32_t threads, trv_diag* d) {
-  trv_status st = trv_program_open(&h->program, h->file.span, flags);
-  if (!st && h->weights.span.data) st = trv_program_attach(&h->program, h->weights.span, flags);
+  const uint32_t later = flags | TRV_OPEN_DEFER_CRC;
+  trv_status st = trv_program_open(&h->program, h->file.span, later);
+  if (!st && h->weights.span.data) st = trv_program_attach(&h->program, h->weights.span, later);
   if (st) {
     if (d) *d = h->program.diag;
     return st;
   }
+  h->threads = threads;
   h->unchecked = (flags & (TRV_OPEN_DEFER_CRC | TRV_OPEN_NO_CRC)) == TRV_OPEN_DEFER_CRC;
+  if (!(flags & (TRV_OPEN_DEFER_CRC | TRV_OPEN_NO_CRC))) {
+    st = check_now(h, d);
+    if (st) return st;
+  }
   h->device.driver = &trv_cpu_driver;
   h->device_memory = aligned_new(trv_cpu_driver.device_bytes, BASE_ALIGN);
   if (!h->device_memory) return fail(d, TRV_MEMORY, "out of memory");
@@ -156,11 +239,6 @@ static trv_status open_host(trv_host* h, uint32_t flags, uint32_t threads, trv_d
     h->device.device = NULL;
     return fail(d, st, "TRV_ISA names no instruction set of this machine");
   }
-  if (threads == 0) threads = trvi_pool_cores();
-  h->pool = trvi_pool_open(threads);
-  h->runner.run = trvi_pool_run;
-  h->runner.self = h->pool;
-  h->runner.workers = trvi_pool_workers(h->pool);
   return TRV_OK;
 }
 
@@ -207,7 +285,7 @@ trv_status trv_host_open_span(trv_span file, trv_span weights, uint32_t flags, u
 
 void trv_host_close(trv_host* host) {
   if (!host) return;
-  trvi_pool_close(host->pool);
+  trvi_pool_close(host->crew.pool);
   if (host->device.device) trv_cpu_driver.close(host->device.device);
   aligned_delete(host->device_memory);
   unmap_file(&host->file);
@@ -223,15 +301,27 @@ const trv_program* trv_host_program(const trv_host* host) { return &host->progra
 /* Deferred CRCs are checked once, by the first context. */
 static trv_status check_once(trv_host* h, trv_diag* d) {
   trv_status st = TRV_OK;
-#if !defined(_WIN32)
-  pthread_mutex_lock(&h->lock);
-#endif
-  if (h->unchecked) st = trv_program_check(&h->program);
+  lock(h);
+  if (h->unchecked) st = check_now(h, d);
   if (!st) h->unchecked = 0;
-  if (st && d) *d = h->program.diag;
-#if !defined(_WIN32)
-  pthread_mutex_unlock(&h->lock);
-#endif
+  unlock(h);
+  return st;
+}
+
+/* The runner of a context's sessions; *out NULL: their thread alone. */
+static trv_status find_runner(trv_context* c, const trv_threads* t, const trv_runner** out,
+                              trv_diag* d) {
+  trv_host* h = c->host;
+  trv_status st;
+  if (t && t->size < sizeof(*t)) return fail(d, TRV_ARGUMENT, "threads: its size is wrong");
+  if (t && (t->count || t->cpu_count || t->runner)) {
+    st = make_crew(&c->own, t, d);
+    *out = c->own.runner.workers > 1 ? &c->own.runner : NULL;
+  } else {
+    lock(h);
+    st = host_crew(h, out, d);
+    unlock(h);
+  }
   return st;
 }
 
@@ -290,7 +380,8 @@ static trv_status share_regions(trv_context* c, uint32_t e, int replan, trv_diag
   return TRV_OK;
 }
 
-static trv_status open_session(trv_context* c, uint32_t e, uint32_t flags, trv_diag* d) {
+static trv_status open_session(trv_context* c, uint32_t e, uint32_t flags, const trv_runner* runner,
+                               trv_diag* d) {
   trv_host* h = c->host;
   trv_session_desc desc;
   memset(&desc, 0, sizeof(desc));
@@ -300,7 +391,7 @@ static trv_status open_session(trv_context* c, uint32_t e, uint32_t flags, trv_d
   desc.devices = &h->device;
   desc.device_count = 1;
   desc.flags = flags | (dynamic(&h->program, e, c->regions[e]) ? TRV_SESSION_REPLAN : 0);
-  desc.runner = h->pool ? &h->runner : NULL;
+  desc.runner = runner;
   trv_buf* regions = calloc((size_t)c->regions[e] + 1, sizeof(*regions));
   if (!regions) return fail(d, TRV_MEMORY, "out of memory");
   for (uint32_t i = 0; i < c->regions[e]; i++)
@@ -318,6 +409,11 @@ static trv_status open_session(trv_context* c, uint32_t e, uint32_t flags, trv_d
 
 trv_status trv_context_open(trv_host* host, uint32_t flags, trv_context** out_ctx,
                             trv_diag* out_diag) {
+  return trv_context_open_on(host, flags, NULL, out_ctx, out_diag);
+}
+
+trv_status trv_context_open_on(trv_host* host, uint32_t flags, const trv_threads* threads,
+                               trv_context** out_ctx, trv_diag* out_diag) {
   if (out_ctx) *out_ctx = NULL;
   if (!host || !out_ctx) return fail(out_diag, TRV_ARGUMENT, "host or out_ctx is NULL");
   trv_status st = check_once(host, out_diag);
@@ -328,6 +424,7 @@ trv_status trv_context_open(trv_host* host, uint32_t flags, trv_context** out_ct
   trv_entry info;
   trv_context* c = calloc(1, sizeof(*c));
   if (!c) return fail(out_diag, TRV_MEMORY, "out of memory");
+  const trv_runner* runner = NULL;
   c->host = host;
   c->entry_count = n;
   c->sessions = calloc((size_t)n + 1, sizeof(*c->sessions));
@@ -345,12 +442,13 @@ trv_status trv_context_open(trv_host* host, uint32_t flags, trv_context** out_ct
   }
   c->block = calloc((size_t)total + 1, sizeof(*c->block));
   if (!ok || !c->block) st = fail(out_diag, TRV_MEMORY, "out of memory");
+  if (!st) st = find_runner(c, threads, &runner, out_diag);
   /* all regions first: buffers that entries share grow to the largest */
   for (uint32_t e = 0; !st && e < n; e++) {
     const int replan = (flags & TRV_SESSION_REPLAN) || dynamic(prog, e, c->regions[e]);
     st = share_regions(c, e, replan, out_diag);
   }
-  for (uint32_t e = 0; !st && e < n; e++) st = open_session(c, e, flags, out_diag);
+  for (uint32_t e = 0; !st && e < n; e++) st = open_session(c, e, flags, runner, out_diag);
   if (st) {
     trv_context_close(c);
     return st;
@@ -367,6 +465,7 @@ void trv_context_close(trv_context* ctx) {
     if (ctx->blocks) free(ctx->blocks[e]);
   }
   for (uint32_t i = 0; i < ctx->block_count; i++) aligned_delete(ctx->block[i].buf.host);
+  trvi_pool_close(ctx->own.pool);
   free(ctx->sessions);
   free(ctx->memories);
   free(ctx->sizes);
@@ -416,6 +515,20 @@ trv_status trv_context_plan(trv_context* ctx, uint32_t entry) {
 trv_status trv_context_run(trv_context* ctx, uint32_t entry) {
   const trv_status st = trv_context_plan(ctx, entry);
   return st ? st : trv_session_run(ctx->sessions[entry]);
+}
+
+trv_status trv_context_call(trv_context* ctx, uint32_t entry, const trv_buf* inputs,
+                            uint32_t input_count, const trv_buf* outputs, uint32_t output_count) {
+  if (!ctx || entry >= ctx->entry_count) return TRV_ARGUMENT;
+  trv_session* s = ctx->sessions[entry];
+  trv_status st = TRV_OK;
+  for (uint32_t i = 0; !st && i < input_count; i++) {
+    const trv_tensor* t = trv_session_input(s, i);
+    st = t ? trv_session_bind_input(s, i, t->dtype, t->rank, NULL, inputs[i]) : TRV_ARGUMENT;
+  }
+  if (trv_session_input(s, input_count)) return TRV_ARGUMENT;
+  for (uint32_t i = 0; !st && i < output_count; i++) st = trv_session_bind_output(s, i, outputs[i]);
+  return st ? st : trv_context_run(ctx, entry);
 }
 
 trv_status trv_context_reset(trv_context* ctx) {

@@ -102,6 +102,15 @@ trv_status trvi_segment_read(const trv_program* prog, uint32_t index, void* dst,
                              trv_diag* diag);
 
 uint32_t trvi_crc32c(uint32_t crc, const void* data, size_t size);
+/* a * b as polynomials over two elements modulo CRC-32C's, the highest bit the lowest power. */
+static inline uint32_t trvi_crc_multiply(uint32_t a, uint32_t b) {
+  uint32_t out = 0;
+  for (int i = 0; i < 32; i++, a <<= 1) {
+    out ^= (0u - (a >> 31)) & b;
+    b = b >> 1 ^ ((0u - (b & 1)) & 0x82F63B78u);
+  }
+  return out;
+}
 
 static inline int trvi_row_const(const trvi_plan* plan, uint32_t row) {
   return plan->dims[row].op == TRV_DIM_OP_CONST;

@@ -239,6 +239,18 @@
 #define TRV_STEP_KIND_JUMP 3
 #define TRV_STEP_KIND_COUNT 4
 
+#define TRV_ISA_REF 1
+#define TRV_ISA_AVX2 2
+#define TRV_ISA_AVX512 4
+#define TRV_ISA_AVXVNNI 8
+#define TRV_ISA_VNNI 16
+#define TRV_ISA_BF16 32
+#define TRV_ISA_DOTPROD 64
+#define TRV_ISA_I8MM 128
+#define TRV_ISA_ARMBF16 256
+#define TRV_ISA_RVV 512
+#define TRV_ISA_COUNT 513
+
 typedef struct trvf_map_instr {
   uint8_t op;
   uint8_t dtype;
@@ -389,14 +401,14 @@ _Static_assert(offsetof(trvf_softmax_attrs, spare) == 2, "layout of trvf_softmax
 
 typedef struct trvf_attention_attrs {
   uint8_t causal;
-  uint8_t spare0;
-  uint16_t spare1;
+  uint8_t nan_rows;
+  uint16_t spare;
   float scale;
 } trvf_attention_attrs;
 _Static_assert(sizeof(trvf_attention_attrs) == 8, "layout of trvf_attention_attrs");
 _Static_assert(offsetof(trvf_attention_attrs, causal) == 0, "layout of trvf_attention_attrs.causal");
-_Static_assert(offsetof(trvf_attention_attrs, spare0) == 1, "layout of trvf_attention_attrs.spare0");
-_Static_assert(offsetof(trvf_attention_attrs, spare1) == 2, "layout of trvf_attention_attrs.spare1");
+_Static_assert(offsetof(trvf_attention_attrs, nan_rows) == 1, "layout of trvf_attention_attrs.nan_rows");
+_Static_assert(offsetof(trvf_attention_attrs, spare) == 2, "layout of trvf_attention_attrs.spare");
 _Static_assert(offsetof(trvf_attention_attrs, scale) == 4, "layout of trvf_attention_attrs.scale");
 
 typedef struct trvf_gather_attrs {
@@ -904,8 +916,8 @@ typedef struct trvf_command {
   uint8_t n_in;
   uint8_t n_out;
   uint8_t n_tmp;
-  uint8_t spare0;
-  uint16_t spare1;
+  uint8_t workers;
+  uint16_t isa;
   uint32_t args;
   uint32_t attrs;
   uint32_t time;
@@ -915,8 +927,8 @@ _Static_assert(offsetof(trvf_command, op) == 0, "layout of trvf_command.op");
 _Static_assert(offsetof(trvf_command, n_in) == 2, "layout of trvf_command.n_in");
 _Static_assert(offsetof(trvf_command, n_out) == 3, "layout of trvf_command.n_out");
 _Static_assert(offsetof(trvf_command, n_tmp) == 4, "layout of trvf_command.n_tmp");
-_Static_assert(offsetof(trvf_command, spare0) == 5, "layout of trvf_command.spare0");
-_Static_assert(offsetof(trvf_command, spare1) == 6, "layout of trvf_command.spare1");
+_Static_assert(offsetof(trvf_command, workers) == 5, "layout of trvf_command.workers");
+_Static_assert(offsetof(trvf_command, isa) == 6, "layout of trvf_command.isa");
 _Static_assert(offsetof(trvf_command, args) == 8, "layout of trvf_command.args");
 _Static_assert(offsetof(trvf_command, attrs) == 12, "layout of trvf_command.attrs");
 _Static_assert(offsetof(trvf_command, time) == 16, "layout of trvf_command.time");

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from trivet.importer import Problem
     from trivet.ir.graph import Module
     from trivet.program import Program
+    from trivet.quantize.convert import Quantized
     from trivet.quantize.recipe import Recipe
-    from trivet.quantize.stage import Quantized
+
+MAX_DROP = 0.01
 
 __all__ = ["Check", "capture", "check", "export", "load", "lower"]
 
@@ -31,7 +33,7 @@ def export(
     quantize: str | Recipe | None = None,
     calibrate: Any = None,
     metric: Callable[[Any], Any] | None = None,
-    max_drop: float = 0.01,
+    max_drop: float = MAX_DROP,
     target: str = "cpu",
     name: str = "",
     memories: Mapping[str, int] | None = None,
@@ -85,6 +87,11 @@ def export(
         for what, given in (("calibrate", calibrate), ("metric", metric)):
             if given is not None:
                 raise Error(f"{what} goes with quantize", remedy="for example quantize='w8a8'")
+    if metric is None and max_drop != MAX_DROP:
+        raise Error(
+            f"max_drop={max_drop!r} goes with metric", remedy="give a function of a net that tells how good it is"
+        )
+    if quantize is None and not trained:
         return finish(entries, shapes, None, ())
     from trivet.quantize.flow import Work, export_quantised
     from trivet.quantize.recipe import recipe
@@ -136,6 +143,14 @@ def lower(
 
         recipe = read(quantize)
         options.quantize_io, options.half = recipe.quantize_io, recipe if recipe.half else None
+        if recipe.half and recipe.rules:
+            from trivet.ir.ops import OPS
+            from trivet.ir.rewrite import graphs_of
+            from trivet.quantize.kinds import KINDS
+            from trivet.quantize.recipe import check_rules
+
+            paths = {n.loc.module for graph, _ in graphs_of(module) for n in graph.nodes}
+            check_rules(recipe, paths, KINDS | set(OPS))
     context = pipeline.Context(find(target), options)
     pipeline.run_passes(module, context)
     text = ""

@@ -1,4 +1,4 @@
-"""The command line: trivet export | quantize | run | inspect | bench | compare | check."""
+"""The command line: trivet export | quantize | run | inspect | bench | profile | tune | compare | check | build | doctor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trivet import commands
+from trivet import commands, commands_devices, commands_speed
+from trivet.build import PLATFORMS
 from trivet.commands import BAD, OK
 from trivet.error import Error
 
@@ -51,13 +52,32 @@ examples:
   trivet bench net.trv                           # random inputs
   trivet bench net.trv --threads 1 --runs 1000 --json
   trivet bench encoder.trv --shape ids=1x128
-  trivet bench net.trv --max-p50 4.0             # for CI: status 1 when slower""",
+  trivet bench net.trv --max-p50 4.0             # for CI: status 1 when slower
+  trivet bench net.trv --device ssh://pi@raspberrypi --device adb:   # on other machines, beside each other""",
+    "profile": """\
+examples:
+  trivet profile net.trv                         # every command: time, kernel, rate, share of what this machine can do
+  trivet profile net.trv --threads 2 --top 10
+  trivet profile net.trv --trace trace.json      # for ui.perfetto.dev or chrome://tracing
+  trivet profile net.trv --machine limits.json   # keeps the machine's limits there instead of measuring them each time""",
+    "tune": """\
+examples:
+  trivet tune net.trv                            # changes the file
+  trivet tune net.trv -o tuned.trv --threads 2 --seconds 60""",
     "compare": """\
 examples:
   trivet compare net.py:build                    # exports, runs both, compares every layer
   trivet compare net.py:build net.trv --data x.npy
   trivet compare net.py:build net.trv --tolerance 1e-3 --json
   trivet compare net.py:build small.trv --min-sqnr 25      # quantised: dB in place of the tolerance""",
+    "build": """\
+examples:
+  trivet build --target aarch64-linux-musl       # trv_run, libtrivet.a and headers in trivet-aarch64-linux-musl/
+  trivet build --target armv7-linux-gnueabihf --to out --compiler gnu
+  trivet build --target android-arm64 --ndk ~/android-ndk-r27""",
+    "doctor": """\
+examples:
+  trivet doctor                                  # what is here, what is missing, and the command that gets it""",
     "check": """\
 examples:
   trivet check net.py:build                      # status 1 and a list when something cannot be exported
@@ -149,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--entry", default="", help="only this one")
     p.add_argument("--no-steps", action="store_true", help="without the list of commands")
 
-    p = command("bench", commands.do_bench, "Measure load, first run, latency percentiles and memory")
+    p = command("bench", commands_speed.do_bench, "Measure load, first run, latency percentiles and memory")
     _program(p)
     p.add_argument(
         "--data", action="append", default=[], metavar="[NAME=]FILE", help="inputs as of run (default: random)"
@@ -158,6 +178,34 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--runs", type=_positive, default=100, metavar="N", help="runs that count (default: 100)")
     p.add_argument("--seconds", type=float, default=10.0, help="stop counting after that long (default: 10)")
     p.add_argument("--max-p50", type=float, metavar="MS", help="status 1 when the median is above")
+    p.add_argument("--device", action="append", default=[], metavar="D",
+                   help="where, may be given several times: local, ssh://[user@]host[:port], adb:SERIAL, qemu:aarch64 | armv7 | riscv64")  # fmt: skip
+    p.add_argument("--trv-run", metavar="FILE", help="the runner for the devices (default: built and kept by trivet)")
+
+    p = command(
+        "profile",
+        commands_speed.do_profile,
+        "Show where the time goes, and how near each command is to the machine's limit",
+    )
+    _program(p)
+    p.add_argument(
+        "--data", action="append", default=[], metavar="[NAME=]FILE", help="inputs as of run (default: random)"
+    )
+    p.add_argument(
+        "--runs", type=_positive, default=50, metavar="N", help="runs, of which the fastest counts (default: 50)"
+    )
+    p.add_argument("--seconds", type=float, default=5.0, help="stop running after that long (default: 5)")
+    p.add_argument("--top", type=_natural, default=0, metavar="N", help="the N slowest commands only, slowest first")
+    p.add_argument("--trace", metavar="FILE.json", help="write the fastest run as a Chrome trace")
+    p.add_argument(
+        "--machine", metavar="FILE.json", help="where the machine's limits are kept; measured when not there yet"
+    )
+
+    p = command("tune", commands_speed.do_tune, "Measure alternatives on this machine and store the best in the file")
+    _program(p)
+    p.add_argument("-o", "--output", metavar="FILE.trv", help="where to (default: the program itself)")
+    p.add_argument("--rounds", type=_positive, default=5, metavar="N", help="how often each is measured (default: 5)")
+    p.add_argument("--seconds", type=float, default=20.0, help="for each entry (default: 20)")
 
     p = command("compare", commands.do_compare, "Run model and program side by side and find the first layer that differs",
                 model=True)  # fmt: skip
@@ -171,6 +219,18 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--outputs-only", action="store_true", help="do not look into the layers")
     p.add_argument("--all", action="store_true", help="list every layer, not only the worst")
 
+    p = command("build", commands_devices.do_build, "Build the C runtime and trv_run for another machine")
+    p.add_argument("--target", required=True, metavar="T", help=", ".join(PLATFORMS))
+    p.add_argument("--to", metavar="DIR", help="where to (default: trivet-T)")
+    p.add_argument(
+        "--compiler", default="auto", choices=("auto", "gnu", "zig"), help="auto: GNU where it is on PATH, else zig"
+    )
+    p.add_argument("--ndk", metavar="DIR", help="the Android NDK, for android-arm64 (default: $ANDROID_NDK_HOME)")
+    p.add_argument(
+        "--option", action="append", default=[], metavar="-DX=Y", help="further words for CMake: --option=-DX=Y"
+    )
+
+    command("doctor", commands_devices.do_doctor, "Say which tools are here, which are missing and how to get them")
     command("check", commands.do_check, "List everything of a model that cannot be exported, at once", model=True)
     return parser
 

@@ -33,7 +33,7 @@ def escape(text: str) -> str:
 
 
 @contextmanager
-def _working(options: Any, text: str) -> Iterator[Any]:
+def working(options: Any, text: str) -> Iterator[Any]:
     """A spinner on stderr for long work; warnings of the model's own code stay visible, once each."""
     with warnings.catch_warnings():
         warnings.simplefilter("once")
@@ -44,11 +44,11 @@ def _working(options: Any, text: str) -> Iterator[Any]:
             yield status
 
 
-def _print_json(data: Any) -> None:
+def print_json(data: Any) -> None:
     print(json.dumps(data, indent=1, default=str))
 
 
-def _sizes(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
+def sizes_of(words: Sequence[str]) -> dict[str, tuple[int, ...]]:
     from trivet.factory import shape_of
 
     out = {}
@@ -65,7 +65,7 @@ def do_export(o: Any) -> int:
     from trivet.api import export
     from trivet.factory import find_model
 
-    with _working(o, "importing the model") as status:
+    with working(o, "importing the model") as status:
         source = find_model(o.model, o.example, o.dynamic)
         if status:
             status.update("exporting")
@@ -85,7 +85,7 @@ def do_export(o: Any) -> int:
         data = file_data(view_file(path))
         for e in data["entries"]:
             del e["commands"], e["timeline"]
-        _print_json({"path": path, **data})
+        print_json({"path": path, **data})
     else:
         console = make_console()
         console.print(escape(str(program)), highlight=False)
@@ -111,7 +111,7 @@ def do_quantize(o: Any) -> int:
     from trivet.api import export
     from trivet.factory import find_model
 
-    with _working(o, "importing the model") as status:
+    with working(o, "importing the model") as status:
         source = find_model(o.model, o.example, o.dynamic)
         if status:
             status.update("quantising")
@@ -122,7 +122,7 @@ def do_quantize(o: Any) -> int:
     report = program.quantization
     assert report is not None
     if o.json:
-        _print_json({"path": o.output, "bytes": program.view.size, **report.to_json()})
+        print_json({"path": o.output, "bytes": program.view.size, **report.to_json()})
         return OK
     console = make_console()
     text = report.table() if o.worst is None else report.table(worst=True, count=o.worst)
@@ -143,7 +143,7 @@ def do_run(o: Any) -> int:
 
     net = load(o.program, weights=o.weights, threads=o.threads)
     entry = bench.find_entry(net, o.entry)
-    sizes = _sizes(o.shape)
+    sizes = sizes_of(o.shape)
     values = bench.read_inputs(o.inputs, entry.inputs, sizes) if o.inputs else bench.random_inputs(entry.inputs, sizes)
     for _ in range(o.repeat):
         results = entry.run(values)
@@ -152,7 +152,7 @@ def do_run(o: Any) -> int:
     if o.output:
         written = _save(o.output, arrays)
     if o.json:
-        _print_json({n: {"dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 4096 else None}
+        print_json({n: {"dtype": str(a.dtype), "shape": list(a.shape), "values": a.tolist() if a.size <= 4096 else None}
                      for n, a in arrays.items()})  # fmt: skip
         return OK
     console = make_console()
@@ -202,47 +202,9 @@ def do_inspect(o: Any) -> int:
     if o.entry:
         view.entries = [view.entry(o.entry)]
     if o.json:
-        _print_json(file_data(view))
+        print_json(file_data(view))
     else:
         show_file(make_console(), view, steps=not o.no_steps)
-    return OK
-
-
-def do_bench(o: Any) -> int:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from trivet import bench
-    from trivet.listing import size_text
-    from trivet.runtime import load
-
-    values = None
-    sizes = _sizes(o.shape)
-    if o.data:
-        net = load(o.program, weights=o.weights, threads=1, defer_crc=True)
-        values = bench.read_inputs(o.data, bench.find_entry(net, o.entry).inputs, sizes)
-        net.close()
-    quiet = o.json or not sys.stderr.isatty()
-    with Progress(TextColumn("running"), BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeRemainingColumn(),
-                  console=make_console(stderr=True), transient=True, disable=quiet) as bar:  # fmt: skip
-        task = bar.add_task("runs", total=o.runs)
-        result = bench.bench(o.program, values, entry=o.entry, sizes=sizes, weights=o.weights, threads=o.threads,
-                             warmup=o.warmup, runs=o.runs, seconds=o.seconds,
-                             progress=None if quiet else lambda done, _: bar.update(task, completed=done))  # fmt: skip
-    if o.json:
-        _print_json(result.to_json())
-    else:
-        r = result
-        console = make_console()
-        console.print(f"[bold]{escape(os.path.basename(o.program))}[/] entry {r.entry}, {r.threads} threads, "
-                      f"inputs {escape(', '.join(r.inputs)) or 'none'}", highlight=False)  # fmt: skip
-        console.print(f"  load {r.load_ms:.3g} ms · first run {r.first_ms:.3g} ms", highlight=False)
-        console.print(f"  {r.runs} runs: p50 [bold]{r.p50_ms:.4g} ms[/] · p90 {r.p90_ms:.4g} · p99 {r.p99_ms:.4g} · "
-                      f"mean {r.mean_ms:.4g} · min {r.min_ms:.4g}", highlight=False)  # fmt: skip
-        peak = f" · peak growth of the process {size_text(r.peak_bytes)}" if r.peak_bytes >= 0 else ""
-        console.print(f"  memory: file {size_text(r.file_bytes)} · context {size_text(r.context_bytes)}{peak}",
-                      highlight=False)  # fmt: skip
-    if o.max_p50 is not None and result.p50_ms > o.max_p50:
-        raise Error(f"the median is {result.p50_ms:.4g} ms, at most {o.max_p50:g} ms wanted")
     return OK
 
 
@@ -254,7 +216,7 @@ def do_compare(o: Any) -> int:
     from trivet.factory import find_model
     from trivet.runtime import load
 
-    with _working(o, "running model and program"):
+    with working(o, "running model and program"):
         source = find_model(o.model, o.example, o.dynamic)
         model, args, kwargs, shapes = source.model, source.args, source.kwargs, source.dynamic_shapes
         if isinstance(model, dict):
@@ -274,14 +236,14 @@ def do_compare(o: Any) -> int:
                     "--data needs a program beside the model", remedy="trivet compare MODEL FILE.trv --data x.npy"
                 )
             slots = bench.find_entry(net, o.entry).inputs
-            values = bench.read_inputs(o.data, slots, _sizes(o.shape))
+            values = bench.read_inputs(o.data, slots, sizes_of(o.shape))
             args, kwargs = _arguments(net, o.entry, [torch.as_tensor(v) for v in values])
         if args is None:
             raise Error("no data to run on", remedy="add --example SHAPE, --data FILE, or return (module, args)")
         result = compare(model, args, kwargs, program=net, entry=o.entry, dynamic_shapes=shapes, tolerance=o.tolerance,
                          min_sqnr=o.min_sqnr, threads=o.threads, layers=not o.outputs_only)  # fmt: skip
     if o.json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
     else:
         _show_comparison(make_console(), result, o.all)
     return OK if result.ok else BAD
@@ -321,11 +283,11 @@ def do_check(o: Any) -> int:
     from trivet.api import check
     from trivet.factory import find_model
 
-    with _working(o, "capturing"):
+    with working(o, "capturing"):
         source = find_model(o.model, o.example, o.dynamic)
         result = check(source.model, source.args, source.kwargs, dynamic_shapes=source.dynamic_shapes)
     if o.json:
-        _print_json(result.to_json())
+        print_json(result.to_json())
     else:
         make_console().print(escape(str(result)), style="green" if result.ok else "red", highlight=False)
     return OK if result.ok else BAD

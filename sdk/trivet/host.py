@@ -1,10 +1,10 @@
-"""An open program: the mapped file with its devices and threads, what it says of its entries, and its errors."""
+"""An open program: the mapped file with its devices and threads, what it says of its entries, its contexts and errors."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,7 @@ class Host:
 
     def __init__(self, source: Any, weights: Any, threads: int, defer_crc: bool) -> None:
         n = native.library()
-        if not isinstance(threads, int) or threads < 0:
-            raise Error(f"threads: 0 (all cores) or a positive number expected, got {threads!r}")
+        check_threads(threads)
         flags = native.OPEN_DEFER_CRC if defer_crc else 0
         out, diag = n.ffi.new("trv_host **"), n.ffi.new("trv_diag *")
         self.keep: list[Any] = []
@@ -125,6 +124,12 @@ class Host:
                 span.data = borrowed
         self.keep.append(span)
         return span[0]
+
+
+def check_threads(threads: int) -> None:
+    """Raises Error for what is no number of threads."""
+    if not isinstance(threads, int) or not 0 <= threads < 1 << 31:
+        raise Error(f"threads: 0 (all cores) or a positive number expected, got {threads!r}")
 
 
 def _check_file(path: str) -> None:
@@ -212,3 +217,58 @@ def error_of(diag: Any, host: Host, info: EntryInfo | None, status: int) -> Erro
             place = " ".join(t for t in (module, f"({source})" if source else "") if t)
             where = f"{where}, {op} {place}".rstrip() if op or place else where
     return Error(reason, node=where or os.fsdecode(host.name), remedy=REMEDIES.get(status, ""))
+
+
+class Context:
+    """The C side of a Net: sessions of all entries over one state and arena. Held by the Net and its entries."""
+
+    __slots__ = ("host", "lock", "ptr")
+
+    def __init__(self, host: Host, threads: int, affinity: Sequence[int]) -> None:
+        n = native.library()
+        self.host, self.lock = host, threading.Lock()
+        out, diag = n.ffi.new("trv_context **"), n.ffi.new("trv_diag *")
+        if not all(isinstance(c, int) and 0 <= c < 1 << 31 for c in affinity):
+            raise Error(f"affinity: numbers of processors expected, got {affinity!r}")
+        cpus = n.ffi.new("uint32_t[]", list(affinity))
+        wish = n.ffi.new("trv_threads *", {"size": n.ffi.sizeof("trv_threads"), "count": threads, "cpus": cpus,
+                                           "cpu_count": len(affinity)})  # fmt: skip
+        status = n.lib.trv_context_open_on(host.ptr, native.SESSION_REPLAN, wish, out, diag)
+        if status != native.OK:
+            raise error_of(diag, host, None, status)
+        close = n.lib.trv_context_close
+
+        def free(pointer: Any) -> None:
+            if host.here:
+                close(pointer)
+            host.leave()
+
+        host.enter()
+        self.ptr: Any = n.ffi.gc(out[0], free)
+
+    def open(self) -> Any:
+        """The trv_context.
+
+        Raises:
+            Error: closed.
+        """
+        if self.ptr is None:
+            raise Error("the net is closed", remedy="load the program again")
+        if not self.host.here:
+            raise Error("the net belongs to the process that this one was forked from: its threads are not here",
+                        remedy="load the program in each process")  # fmt: skip
+        return self.ptr
+
+    def session(self, index: int) -> Any:
+        """The trv_session of an entry."""
+        return native.library().lib.trv_context_session(self.open(), index)
+
+    def states(self) -> Iterator[tuple[int, Any]]:
+        """(id, trv_buf) of every state region, once."""
+        seen: set[int] = set()
+        for info in self.host.entries:
+            view = native.library().lib.trv_session_view(self.session(info.index))
+            for region, i in info.states:
+                if i not in seen and view.regions[region].size:
+                    seen.add(i)
+                    yield i, view.regions[region]

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import threading
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +59,10 @@ typedef struct trv_caps { uint32_t size; uint32_t flags; size_t alignment; uint6
 typedef struct trv_runner {
   void (*run)(void *self, void (*fn)(void *ctx, uint32_t i), void *ctx, uint32_t count); void *self; uint32_t workers;
 } trv_runner;
+typedef struct trv_work { uint32_t size, time; uint32_t tiles; uint32_t isa; const char *kernel; } trv_work;
 typedef struct trv_hooks {
   uint32_t size; void (*begin)(void *self, uint32_t time); void (*end)(void *self, uint32_t time); void *self;
+  void (*work)(void *self, const trv_work *work);
 } trv_hooks;
 typedef struct trv_run {
   uint32_t size; uint32_t epoch; const trv_view *view; const trv_runner *runner; const trv_hooks *hooks; trv_diag *diag;
@@ -149,12 +152,24 @@ void trv_host_close(trv_host *host);
 const trv_program *trv_host_program(const trv_host *host);
 typedef struct trv_context trv_context;
 trv_status trv_context_open(trv_host *host, uint32_t flags, trv_context **out_ctx, trv_diag *out_diag);
+typedef struct trv_threads {
+  uint32_t size; uint32_t count; const uint32_t *cpus; uint32_t cpu_count; const trv_runner *runner;
+} trv_threads;
+trv_status trv_context_open_on(trv_host *host, uint32_t flags, const trv_threads *threads, trv_context **out_ctx,
+                               trv_diag *out_diag);
 void trv_context_close(trv_context *ctx);
 trv_session *trv_context_session(trv_context *ctx, uint32_t entry);
 trv_status trv_context_plan(trv_context *ctx, uint32_t entry);
 trv_status trv_context_run(trv_context *ctx, uint32_t entry);
+trv_status trv_context_call(trv_context *ctx, uint32_t entry, const trv_buf *inputs, uint32_t input_count,
+                            const trv_buf *outputs, uint32_t output_count);
 trv_status trv_context_reset(trv_context *ctx);
 size_t trv_context_bytes(const trv_context *ctx);
+typedef struct trv_record {
+  uint64_t begin_ns, end_ns; const char *kernel; uint32_t time, tiles, isa, spare;
+} trv_record;
+typedef struct trv_recorder { trv_hooks hooks; trv_record *records; uint32_t capacity, count; } trv_recorder;
+void trv_recorder_init(trv_recorder *out_rec, trv_record *records, uint32_t capacity);
 """
 
 KERNELS = """
@@ -162,7 +177,10 @@ size_t trvk_pack_bytes(uint32_t op, const void *attrs, uint32_t dtype, uint32_t 
 void trvk_pack(uint32_t op, const void *attrs, uint32_t dtype, uint32_t rank, const int64_t *shape,
                const int64_t *strides, const void *src, void *dst);
 size_t trvk_rnn_tmp_bytes(const void *attrs, uint32_t dtype, int64_t n, int64_t in, int64_t hidden, int64_t proj);
+size_t trvk_conv_tmp_bytes(const void *attrs, int64_t cin, int64_t tiles);
 const char *trvk_isa_name(uint32_t op, uint32_t index);
+uint32_t trvk_isa_mask(const char *name);
+double trvk_peak(uint32_t what, void *buf, size_t size, uint64_t rounds);
 size_t trvk_qrnn_tmp_bytes(const void *attrs, int64_t n, int64_t in, int64_t hidden);
 trv_status trvk_run(uint32_t op, const char *isa, const trv_tensor *args, uint32_t n_in, uint32_t n_out, uint32_t n_tmp,
                     const void *attrs, const trvf_map_instr *code, uint32_t code_count, trv_dim *dims,
@@ -239,9 +257,37 @@ def library() -> Library:
         return _loaded
 
 
-def _load() -> Library:
+def write_bindings(path: str) -> None:
+    """Writes the declarations in the form that cffi reads at once: parsing C takes it 0.1 s, and again 3 ms per type that is named."""
     import cffi
 
+    text = cdef()
+    ffi = cffi.FFI()
+    ffi.cdef(text)
+    ffi.set_source("trivet.fbs.bindings", None)
+    ffi.emit_python_code(path)
+    with Path(path).open("a") as f:
+        f.write(f"CRC = {zlib.crc32(text.encode())}\n")
+
+
+def _declared() -> Any:
+    """cffi's FFI: of the generated file, unless that is older than the declarations here."""
+    text = cdef()
+    try:
+        from trivet.fbs import bindings
+
+        if zlib.crc32(text.encode()) == bindings.CRC:
+            return bindings.ffi
+    except ImportError:
+        pass
+    import cffi
+
+    ffi = cffi.FFI()
+    ffi.cdef(text)
+    return ffi
+
+
+def _load() -> Library:
     tried = candidates()
     path = next((p for p in tried if p.is_file()), None)
     if path is None:
@@ -250,8 +296,7 @@ def _load() -> Library:
             remedy="install the wheel (pip install .), or build it (cmake -S . -B build && cmake --build build) and set "
             "TRIVET_LIBRARY to the shared library",
         )
-    ffi = cffi.FFI()
-    ffi.cdef(cdef())
+    ffi = _declared()
     try:
         lib = ffi.dlopen(str(path))
     except OSError as e:
@@ -361,6 +406,11 @@ def rnn_tmp_bytes(attrs: Any, dtype: int, batch: int, inputs: int, hidden: int, 
 def qrnn_tmp_bytes(attrs: Any, batch: int, inputs: int, hidden: int) -> int:
     """Scratch bytes of a qrnn command."""
     return int(library().lib.trvk_qrnn_tmp_bytes(_bytes(attrs), batch, inputs, hidden))
+
+
+def conv_tmp_bytes(attrs: Any, cin: int, tiles: int) -> int:
+    """Scratch bytes of a conv command with a weight packed for Winograd's algorithm. tiles: of the output, all images."""
+    return int(library().lib.trvk_conv_tmp_bytes(_bytes(attrs), cin, tiles))
 
 
 def isa_levels(op: int) -> list[str]:

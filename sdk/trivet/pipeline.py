@@ -19,14 +19,17 @@ PASSES: tuple[str, ...] = (
     "fuse_pad",
     "fuse_norm",
     "fuse_attention",
+    "fuse_rotary",
     "fold_batch_norm",
     "fuse_elementwise",
     "fuse_activation",
     "fold_qdq",
+    "merge_products",
     "fuse_epilogues",
     "narrow_floats",
     "partition",
     "assign_layout",
+    "choose_winograd",
     "select_kernels",
     "pack_weights",
     "order_nodes",
@@ -39,7 +42,7 @@ Pass = Callable[[Module, "Context"], None]
 @dataclass(slots=True)
 class Options:
     """What the caller may choose. dump_after: passes whose result goes to stderr as text. skip: passes left out, to find the
-    one that goes wrong (only those up to fuse_elementwise can be).
+    one that goes wrong (only those up to fuse_elementwise, and choose_winograd, can be).
     """
 
     dump_after: tuple[str, ...] = ()

@@ -139,6 +139,7 @@ class Program:
             for name in (
                 "partition",
                 "assign_layout",
+                "choose_winograd",
                 "select_kernels",
                 "pack_weights",
                 "order_nodes",

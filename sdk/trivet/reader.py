@@ -47,7 +47,8 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Command:
     """One command of a CPU part, or a step that has none. inputs, outputs, tmp: value ids (None: not there). bits: of its weights,
-    where they are narrower than their dtype, else 0.
+    where they are narrower than their dtype, else 0. attrs: its attributes, a record of the op's struct; None for other steps. count:
+    instructions of a map, else 0.
     """
 
     time: int
@@ -57,6 +58,8 @@ class Command:
     outputs: tuple[int, ...] = ()
     tmp: tuple[int, ...] = ()
     bits: int = 0
+    attrs: Any = None
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +187,12 @@ class EntryView:
                 out.append(Command(int(step["time"]), "part", delegate, tuple(ids[0]), tuple(ids[1])))
         return out
 
+    def command_rows(self) -> list[Records]:
+        """The Command structs of every CPU part, in place: writing to them changes the file's bytes, where these may be written."""
+        parts = [self.table.Parts(i) for i in range(self.table.PartsLength())]
+        data = [_bytes_of(p, self.data) for p in parts if _text(p.Delegate()) == "cpu" and p.DataLength()]
+        return [_records(CpuPart.CpuPart.GetRootAs(d, 0), "Commands", "Command", d) for d in data]
+
     def shape(self, value: int) -> list[str]:
         """Sizes of a value as text: numbers, or ranges low..high."""
         v = self.values[value]
@@ -269,14 +278,16 @@ def _bytes_of(part: Any, data: Any) -> Any:
 def _cpu_commands(data: Any) -> Iterator[Command]:
     part = CpuPart.CpuPart.GetRootAs(data, 0)
     args = part.ArgsAsNumpy() if part.ArgsLength() else np.zeros(0, np.uint32)
-    narrow = {op: _attributes(part, op, data)["bits"] for op in (Op.qmatmul, Op.qgather)}
+    attributes = {op: _attributes(part, op, data) for op in Op}
     for c in _records(part, "Commands", "Command", data):
         at, n_in, n_out, n_tmp = (int(c[k]) for k in ("args", "n_in", "n_out", "n_tmp"))
         ids = [int(a) for a in args[at : at + n_in + n_out + n_tmp]]
         op = Op(int(c["op"]))
-        bits = int(narrow[op][int(c["attrs"])]) if op in narrow else 0
+        attrs = attributes[op][int(c["attrs"])]
+        bits = int(attrs["bits"]) if op in (Op.qmatmul, Op.qgather) else 0
+        count = int(attrs["count"]) if op == Op.map else 0
         yield Command(int(c["time"]), op.name, "cpu", tuple(None if a == NONE else a for a in ids[:n_in]),
-                      tuple(ids[n_in : n_in + n_out]), tuple(ids[n_in + n_out :]), bits)  # fmt: skip
+                      tuple(ids[n_in : n_in + n_out]), tuple(ids[n_in + n_out :]), bits, attrs, count)  # fmt: skip
 
 
 def _attributes(part: Any, op: Op, data: Any) -> Records:

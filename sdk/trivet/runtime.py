@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,22 +11,28 @@ from trivet import arrays, native
 from trivet.arrays import Buffer
 from trivet.error import Error
 from trivet.fbs.structs import DimOp
-from trivet.host import EntryInfo, Host, error_of
+from trivet.host import Context, EntryInfo, Host, check_threads, error_of
+from trivet.repeat import Repeat, repeatable
 
 
-def load(source: Any, *, weights: Any = None, threads: int = 0, defer_crc: bool = False) -> Net:
+def load(
+    source: Any, *, weights: Any = None, threads: int = 0, affinity: Sequence[int] = (), defer_crc: bool = False
+) -> Net:
     """Opens a program, verifies it, and makes a first context.
 
     Args:
         source: path of a .trv file (mapped, not read), its bytes, or a Program fresh from export.
         weights: path or bytes of the external weights file, where the program has one.
-        threads: how many threads run a call; 0: as many as the machine has cores.
+        threads: how many threads run a call, the calling one among them; 0: as many as there are processors that this
+            process may use, or numbers in affinity. The sessions of one load share them.
+        affinity: numbers of the processors that the threads keep to, e.g. the fast ones of a phone; the calling thread
+            stays where it is. Each session then has threads of its own.
         defer_crc: check the weights' checksums when they are first used instead of now (huge files).
 
     Raises:
-        Error: no such file, a damaged, foreign or newer file, too little memory.
+        Error: no such file, a damaged, foreign or newer file, too little memory, no such processor.
     """
-    return Net(Host(source, weights, threads, defer_crc))
+    return Net(Host(source, weights, threads, defer_crc), threads if affinity else 0, affinity)
 
 
 @dataclass(slots=True)
@@ -41,63 +46,14 @@ class Snapshot:
         return sum(len(d) for d in self.data.values())
 
 
-class Context:
-    """The C side of a Net: sessions of all entries over one state and arena. Held by the Net and its entries."""
-
-    __slots__ = ("host", "lock", "ptr")
-
-    def __init__(self, host: Host) -> None:
-        n = native.library()
-        self.host, self.lock = host, threading.Lock()
-        out, diag = n.ffi.new("trv_context **"), n.ffi.new("trv_diag *")
-        status = n.lib.trv_context_open(host.ptr, native.SESSION_REPLAN, out, diag)
-        if status != native.OK:
-            raise error_of(diag, host, None, status)
-        close = n.lib.trv_context_close
-
-        def free(pointer: Any) -> None:
-            if host.here:
-                close(pointer)
-            host.leave()
-
-        host.enter()
-        self.ptr: Any = n.ffi.gc(out[0], free)
-
-    def open(self) -> Any:
-        """The trv_context.
-
-        Raises:
-            Error: closed.
-        """
-        if self.ptr is None:
-            raise Error("the net is closed", remedy="load the program again")
-        if not self.host.here:
-            raise Error("the net belongs to the process that this one was forked from: its threads are not here",
-                        remedy="load the program in each process")  # fmt: skip
-        return self.ptr
-
-    def session(self, index: int) -> Any:
-        """The trv_session of an entry."""
-        return native.library().lib.trv_context_session(self.open(), index)
-
-    def states(self) -> Iterator[tuple[int, Any]]:
-        """(id, trv_buf) of every state region, once."""
-        seen: set[int] = set()
-        for info in self.host.entries:
-            view = native.library().lib.trv_session_view(self.session(info.index))
-            for region, i in info.states:
-                if i not in seen and view.regions[region].size:
-                    seen.add(i)
-                    yield i, view.regions[region]
-
-
 class Net:
     """A context of a program: its own state and memory. Calls of one Net take turns; threads that want to run at the same
     time use one session() each. Made by load().
     """
 
-    def __init__(self, host: Host) -> None:
-        self._context = Context(host)
+    def __init__(self, host: Host, threads: int = 0, affinity: Sequence[int] = ()) -> None:
+        self._threads, self._affinity = threads, tuple(affinity)
+        self._context = Context(host, threads, self._affinity)
         self._entries = {info.name: Entry(self._context, info) for info in host.entries}
 
     # -- calling
@@ -136,10 +92,16 @@ class Net:
         return dict(self._entries)
 
     # -- contexts and state
-    def session(self) -> Net:
-        """Another context of the same program: weights shared, state and memory its own, state at its first values."""
+    def session(self, *, threads: int = 0, affinity: Sequence[int] = ()) -> Net:
+        """Another context of the same program: weights shared, state and memory its own, state at its first values.
+
+        threads, affinity: as of load, for threads of its own; without them as this one.
+        """
         self._context.open()
-        return Net(self._context.host)
+        check_threads(threads)
+        if threads == 0 and not affinity:
+            threads, affinity = self._threads, self._affinity
+        return Net(self._context.host, threads, affinity)
 
     def fork(self) -> Net:
         """Another context that goes on from this one's present state."""
@@ -228,6 +190,8 @@ class Entry:
         self._buf, self._bytes = ffi.new("trv_buf *"), ffi.typeof("uint8_t *")
         self._shapes: list[tuple[int, ...]] | None = None  # of the last inputs: sizes of outputs are known for them
         self._out_shapes: list[tuple[int, ...] | None] = [s.low if s.static else None for s in self.outputs]
+        self._repeat: Repeat | None = None
+        self._like: Any = None  # kind and sizes of the last call's inputs
         self._dynamic = [s.index for s in self.outputs if not s.static]
         self._late = {i for i in self._dynamic if self._data_dependent(i)}
         sig = info.signature
@@ -264,13 +228,31 @@ class Entry:
     def run(self, values: Sequence[Any], *, out: Any = None) -> list[Any]:
         """As a call, on flat lists: one value per input slot, one result per output slot."""
         with self._context.lock:
+            if out is None and self._repeat is not None:
+                done = self._repeat(self._context.open(), values)
+                if done is not None:
+                    if done[0] != native.OK:
+                        self._fail(done[0])
+                    return done[1]
             bound = self.bind(values, out=out)
             self.execute()
+            if out is None:
+                self._learn(bound)
             return self.results(bound)
+
+    def _learn(self, bound: Bound) -> None:
+        """After the second call in a row with the same sizes, the next ones take the short way."""
+        like = (bound.container, [b.shape for b in bound.inputs])
+        if like == self._like and repeatable(bound.inputs, bound.made):
+            made = [b for b in bound.made if b is not None]
+            self._repeat = Repeat(self.info.index, list(zip(self.inputs, bound.inputs, strict=True)),
+                                  list(zip(self.outputs, made, strict=True)))  # fmt: skip
+        self._like = like
 
     # -- pieces of a run, for tools that repeat one; the caller sees to it that nobody else runs this net meanwhile
     def bind(self, values: Sequence[Any], *, out: Any = None) -> Bound:
         """Checks and binds inputs and memory for the outputs. What it returns must live while execute() runs."""
+        self._repeat = None
         if len(values) != len(self.inputs):
             raise Error(f"{len(self.inputs)} inputs expected, got {len(values)}", node=f"entry {self.name!r}")
         inputs = [arrays.accept(x, s) for x, s in zip(values, self.inputs, strict=True)]
@@ -379,7 +361,7 @@ class Entry:
         return False
 
     def _fail(self, status: int) -> None:
-        self._shapes = None
+        self._shapes = self._repeat = None
         diag = native.library().lib.trv_session_diag(self._session)
         raise error_of(diag, self._context.host, self.info, status)
 

@@ -40,10 +40,19 @@ def test_runtime_without_texts(programs: Path, compile_c: Callable[..., Path], t
 
 
 def test_threads_under_tsan(programs: Path, compile_c: Callable[..., Path]) -> None:
-    """Eight threads with sessions of one program, eight with contexts of one host and its pool."""
+    """Eight threads with sessions of one program, eight with contexts of one host: its pool, one each, the app's threads."""
     sources = [HERE / "test_threads.c", *CORE, *HOST, *CPU]
     exe = compile_c("test_threads", sources, ["-O0", "-fsanitize=thread", "-pthread", "-lm"])
     assert sh(exe, programs).strip() == "ok"
+
+
+@pytest.mark.parametrize("flags", [[], ["-DTRVI_NO_FUTEX"]], ids=["futex", "condition"])
+def test_pool_under_tsan(flags: list[str], compile_c: Callable[..., Path]) -> None:
+    """Thousands of small jobs, many callers, pools closed while they sleep; with the system's futex and without."""
+    name = f"test_pool{len(flags)}"
+    pool = ROOT / "runtime_c/src/host_pool.c"
+    exe = compile_c(name, [HERE / "test_pool.c", pool], ["-O1", "-fsanitize=thread", "-pthread", *flags])
+    assert sh(exe).strip() == "ok"
 
 
 def test_host(programs: Path, compile_c: Callable[..., Path]) -> None:

@@ -2,6 +2,8 @@
  * filled. */
 #include "check.h"
 
+uint32_t trvi_crc32c(uint32_t crc, const void* data, size_t size);
+
 static const char* folder;
 
 static int test_static(void) {
@@ -77,6 +79,26 @@ static int test_static(void) {
   r.session = NULL;
   CHECK(r.device.opened == 0);
   rig_close(&r);
+  return failures;
+}
+
+/* Bit by bit, against the instruction and its three stretches. */
+static int test_crc(void) {
+  int failures = 0;
+  static uint8_t bytes[250000];
+  static const size_t sizes[] = {0, 1, 7, 8, 9, 4099, 98303, 98304, 98311, 249990};
+  uint32_t seed = 1;
+  for (size_t i = 0; i < sizeof(bytes); i++)
+    bytes[i] = (uint8_t)((seed = seed * 1664525u + 1013904223u) >> 24);
+  for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {
+    const uint8_t* p = bytes + k;
+    uint32_t crc = ~(uint32_t)k;
+    for (size_t i = 0; i < sizes[k]; i++) {
+      crc ^= p[i];
+      for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1 ? 0x82F63B78u : 0);
+    }
+    CHECK(trvi_crc32c((uint32_t)k, p, sizes[k]) == ~crc);
+  }
   return failures;
 }
 
@@ -587,7 +609,8 @@ int main(int argc, char** argv) {
                {"damage", test_damage},
                {"external", test_external},
                {"replan", test_replan},
-               {"print", test_print}};
+               {"print", test_print},
+               {"crc", test_crc}};
   int failed = 0;
   folder = argc > 1 ? argv[1] : ".";
   for (size_t i = 0; i < sizeof(tests) / sizeof(*tests); i++) {

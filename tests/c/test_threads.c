@@ -1,17 +1,20 @@
-/* test_threads.c - many sessions of one program in parallel threads, and contexts of one host: for
- * ThreadSanitizer. Arguments: the folder that programs.py filled. */
+/* test_threads.c - many sessions of one program in parallel threads, and contexts of one host, with
+ * its threads, their own or the app's: for ThreadSanitizer. Arguments: the folder that programs.py
+ * filled. */
 #include <pthread.h>
 
 #include "check.h"
 
 #define THREADS 8
 #define ROUNDS 200
+#define LARGE 15000 /* rows that are worth more than one thread */
 
 typedef struct worker {
   pthread_t thread;
   const trv_program* program;
   const trv_bound_device* on;
   trv_host* host;
+  const trv_threads* threads; /* of a context */
   int index, failures;
 } worker;
 
@@ -55,11 +58,11 @@ static void* run_context(void* self) {
   int failures = 0;
   trv_diag d;
   trv_context* c;
-  CHECK(trv_context_open(w->host, 0, &c, &d) == TRV_OK);
+  CHECK(trv_context_open_on(w->host, 0, w->threads, &c, &d) == TRV_OK);
   trv_session* s = trv_context_session(c, 0);
-  float *x = malloc(12 * 5000), *u = malloc(4 * 5000), *y = malloc(12 * 5000);
+  float *x = malloc(12 * LARGE), *u = malloc(4 * LARGE), *y = malloc(12 * LARGE);
   for (int k = 0; k < 20; k++) {
-    const int64_t n = 1 + (k * 977 + w->index * 313) % 5000, dims[2] = {n, 3};
+    const int64_t n = k % 5 == 4 ? LARGE : 1 + (k * 977 + w->index * 313) % 5000, dims[2] = {n, 3};
     int wrong = 0;
     for (int i = 0; i < 3 * (int)n; i++) x[i] = (float)(i + w->index);
     CHECK(trv_session_bind_input(s, 0, TRV_DTYPE_F32, 2, dims, buf_of(x, (size_t)n * 12)) ==
@@ -95,24 +98,56 @@ static int in_parallel(void* (*run)(void*), const worker* model) {
   return failures;
 }
 
-static void count_tile(void* ctx, uint32_t i) { ((uint8_t*)ctx)[i]++; }
+/* An app's own threads: two for each call, and how many calls there were. */
+typedef struct share {
+  pthread_t thread;
+  void (*fn)(void* ctx, uint32_t i);
+  void* ctx;
+  uint32_t begin, end;
+} share;
 
-/* The pool alone: every tile exactly once, job after job. */
-static int test_pool(const trv_runner* runner) {
-  int failures = 0;
-  static uint8_t seen[1000];
-  for (uint32_t round = 0; round < 2000; round++) {
-    const uint32_t n = 1 + round % 97;
-    memset(seen, 0, n);
-    runner->run(runner->self, count_tile, seen, n);
-    int wrong = 0;
-    for (uint32_t i = 0; i < n; i++) wrong += seen[i] != 1;
-    CHECK(wrong == 0);
-  }
-  return failures;
+static void* run_share(void* self) {
+  const share* s = self;
+  for (uint32_t i = s->begin; i < s->end; i++) s->fn(s->ctx, i);
+  return NULL;
 }
 
-#include "../../runtime_c/src/host_pool.h"
+static void app_run(void* self, void (*fn)(void* ctx, uint32_t i), void* ctx, uint32_t count) {
+  share s[2] = {{.fn = fn, .ctx = ctx, .end = count / 2},
+                {.fn = fn, .ctx = ctx, .begin = count / 2, .end = count}};
+  __atomic_fetch_add((uint32_t*)self, 1, __ATOMIC_RELAXED);
+  for (int i = 0; i < 2; i++)
+    if (pthread_create(&s[i].thread, NULL, run_share, &s[i])) abort();
+  for (int i = 0; i < 2; i++) pthread_join(s[i].thread, NULL);
+}
+
+/* Contexts of one host with threads of their own kind each. */
+static int test_threads_of_contexts(trv_host* host) {
+  int failures = 0;
+  uint32_t calls = 0;
+  static const uint32_t cpu = 0;
+  const trv_runner runner = {app_run, &calls, 2}, empty = {app_run, &calls, 0};
+  const trv_threads kinds[] = {
+      {.size = sizeof(trv_threads)},
+      {.size = sizeof(trv_threads), .count = 3},
+      {.size = sizeof(trv_threads), .count = 1},
+      {.size = sizeof(trv_threads), .count = 2, .cpus = &cpu, .cpu_count = 1},
+      {.size = sizeof(trv_threads), .runner = &runner}};
+  for (uint32_t i = 0; i < sizeof(kinds) / sizeof(*kinds); i++) {
+    worker w = {.host = host, .threads = &kinds[i], .index = (int)i, .failures = 1};
+    run_context(&w);
+    failures += w.failures;
+    CHECK((calls != 0) == (kinds[i].runner != NULL));
+  }
+  trv_diag d;
+  trv_context* c;
+  const trv_threads wrong[] = {{.size = 4},
+                               {.size = sizeof(trv_threads), .runner = &empty},
+                               {.size = sizeof(trv_threads), .cpu_count = 1}};
+  for (int i = 0; i < 3; i++)
+    CHECK(trv_context_open_on(host, 0, &wrong[i], &c, &d) == TRV_ARGUMENT && c == NULL && d.what);
+  return failures;
+}
 
 int main(int argc, char** argv) {
   const char* folder = argc > 1 ? argv[1] : ".";
@@ -135,13 +170,11 @@ int main(int argc, char** argv) {
   snprintf(path, sizeof(path), "%s/cpu_dynamic.trv", folder);
   CHECK(trv_host_open(path, NULL, TRV_OPEN_DEFER_CRC, 4, &contexts.host, &d) == TRV_OK);
   failures += in_parallel(run_context, &contexts);
+  const trv_threads own = {.size = sizeof(own), .count = 2};
+  contexts.threads = &own;
+  failures += in_parallel(run_context, &contexts);
+  failures += test_threads_of_contexts(contexts.host);
   trv_host_close(contexts.host);
-
-  trvi_pool* pool = trvi_pool_open(4);
-  const trv_runner runner = {trvi_pool_run, pool, trvi_pool_workers(pool)};
-  CHECK(runner.workers == 4);
-  failures += test_pool(&runner);
-  trvi_pool_close(pool);
   printf("%s\n", failures ? "FAILED" : "ok");
   return failures != 0;
 }

@@ -57,9 +57,10 @@ def place(x: torch.Tensor, layout: str) -> torch.Tensor:
     return out
 
 
-def packed(op: int, attrs: Any, weight: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A packed weight as float32."""
-    return native.pack(op, attrs, weight).view(np.float32)
+def packed(op: int, attrs: Any, weight: torch.Tensor) -> Any:
+    """A packed weight: float32 in numpy, halves in torch."""
+    blob = native.pack(op, attrs, weight)
+    return blob.view(np.float32) if weight.dtype == torch.float32 else torch.from_numpy(blob).view(weight.dtype)
 
 
 def tolerance(dtype: torch.dtype) -> float:

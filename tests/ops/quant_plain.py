@@ -8,20 +8,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from exact import divide, rescale
 from heavy import isa_levels, laid_out, place
 
 from trivet import native
 from trivet.ir.types import Quant, per_tensor
+from trivet.quantize.report import sqnr
+
+__all__ = ["LAYOUTS", "clamp", "command", "divide", "quantise", "rescale", "sqnr", "stored"]
 
 LAYOUTS = ("dense", "last", "gaps", "flip")
-
-
-def rescale(v: int, m: int, s: int) -> int:
-    return v * m if s == 0 else (v * m + (1 << (s - 1))) >> s
-
-
-def divide(v: int, d: int) -> int:
-    return (2 * v + d) // (2 * d)
 
 
 def clamp(v: int, lo: int, hi: int) -> int:
@@ -78,9 +74,3 @@ def quantise(
     zero = round(-128 - low / scale)
     q = torch.clamp(torch.round(x.double() / scale) + zero, -128, 127)
     return q.to(torch.int8).numpy(), per_tensor(scale, zero), (q - zero) * scale
-
-
-def sqnr(want: torch.Tensor, got: torch.Tensor) -> float:
-    """Signal to noise in dB."""
-    noise = float(((want.double() - got.double()) ** 2).sum())
-    return float("inf") if noise == 0 else 10 * float(np.log10(float((want.double() ** 2).sum()) / noise))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import exact
 import numpy as np
 import torch
 from heavy import laid_out, place, run
@@ -50,11 +51,7 @@ def wrap(acc: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 def rescale(v: np.ndarray, m: np.ndarray, s: np.ndarray) -> np.ndarray:
     """Exact: Python integers."""
-
-    def one(v: int, m: int, s: int) -> int:
-        return v * m if s == 0 else (v * m + (1 << (s - 1))) >> s
-
-    return np.frompyfunc(lambda a, b, c: one(int(a), int(b), int(c)), 3, 1)(v, m, s)
+    return np.frompyfunc(lambda a, b, c: exact.rescale(int(a), int(b), int(c)), 3, 1)(v, m, s)
 
 
 def finish(

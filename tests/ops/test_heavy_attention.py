@@ -17,7 +17,7 @@ from trivet.fbs.structs import Op
 LAYOUTS = st.sampled_from(["dense", "gaps", "flip", "last"])
 
 
-def reference(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> torch.Tensor:
+def reference(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool, nan_rows: bool = False) -> torch.Tensor:
     q, k, v = q.double(), k.double(), v.double()
     if k.shape[-3] not in (1, q.shape[-3]):
         k = k.repeat_interleave(q.shape[-3] // k.shape[-3], -3)
@@ -28,7 +28,7 @@ def reference(q: Any, k: Any, v: Any, mask: Any, scale: float, causal: bool) -> 
     if mask is not None:
         s = s.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else s + mask.double()
     p = torch.softmax(s, -1)
-    return torch.where((s == float("-inf")).all(-1, keepdim=True), 0.0, p) @ v
+    return (p if nan_rows else torch.where((s == float("-inf")).all(-1, keepdim=True), 0.0, p)) @ v
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -58,9 +58,14 @@ def test_attention(data: st.DataObject) -> None:
     causal = draw(st.booleans())
     scale = draw(st.sampled_from([size**-0.5, 1.0, 8.0]))
     want = reference(q, k, v, mask, float(torch.tensor(scale)), causal)
+    nan_rows = draw(st.booleans())
+    if nan_rows:
+        want = want + reference(q, k, v, mask, float(torch.tensor(scale)), causal, nan_rows=True) * 0
     out = laid_out(want.shape, dtype, draw(LAYOUTS))
-    run(Op.attention, [place(q, draw(LAYOUTS)), place(k, draw(LAYOUTS)), place(v, draw(LAYOUTS)), mask], out,
-        struct("AttentionAttrs", causal=causal, scale=scale), isa=draw(st.sampled_from(isa_levels(Op.attention))),
+    first = draw(st.sampled_from([0, keys // 2, keys - 1])) if draw(st.booleans()) else keys
+    pieces = [place(x, draw(LAYOUTS)) for p in (slice(first), slice(first, None)) for x in (k[:, :, p], v[:, :, p])]
+    run(Op.attention, [place(q, draw(LAYOUTS)), *pieces[:2], mask, *(pieces[2:] if first < keys else [])], out,
+        struct("AttentionAttrs", causal=causal, nan_rows=nan_rows, scale=scale), isa=draw(st.sampled_from(isa_levels(Op.attention))),
         tiles=draw(st.sampled_from([0, 1, 5])))  # fmt: skip
     sharp = 20.0 if dtype == torch.float64 and scale != 1.0 else 4.0  # the scale is a float32
     check(out, want.to(dtype), factor=sharp if dtype != torch.float64 else 1e6)
@@ -82,6 +87,9 @@ def test_rows_without_keys(isa: str) -> None:
     mask[50, 65:] = False
     out = run(Op.attention, [q, k, v, mask], torch.empty(1, 2, 60, 16), struct("AttentionAttrs", scale=0.25), isa=isa)
     assert not out[:, :, 3].any()
+    attrs = struct("AttentionAttrs", scale=0.25, nan_rows=True)
+    nan = run(Op.attention, [q, k, v, mask], torch.empty(1, 2, 60, 16), attrs, isa=isa)
+    assert nan[:, :, 3].isnan().all() and torch.equal(nan[:, :, 4:], out[:, :, 4:])
     check(out, reference(q, k, v, mask, 0.25, False).float())
     none = run(
         Op.attention, [q, k[:, :, :0], v[:, :, :0]], torch.full((1, 2, 60, 16), 7.0), struct("AttentionAttrs"), isa=isa
@@ -112,6 +120,12 @@ def test_refusals() -> None:
         ([q, k, v, torch.ones(5, 6, dtype=torch.int32)], y),
         ([q, k.double(), v], y),
         ([q.int(), k.int(), v.int()], y.int()),
+        ([q, k, v, None, k, None], y),
+        ([q, k, v, None, k, v[:, :, :5]], y),
+        ([q, k, v, None, k[:, :1], v[:, :1]], y),
+        ([q, k, v, None, k[..., :7], v], y),
+        ([q, k, v, None, k.double(), v.double()], y),
+        ([q, k, v, torch.ones(5, 6, dtype=torch.bool), k, v], y),
     ]
     for inputs, out in bad:
         with pytest.raises(Error, match="attention"):

@@ -60,7 +60,7 @@ def test_matmul(data: st.DataObject) -> None:
     bias = draw(st.sampled_from([None, (n,), (1,), (m, n), (m, 1), (*batch, 1, n)]))
     bias_value = None if bias is None else numbers(bias, dtype)
     residual = place(numbers((*batch, m, n), dtype), draw(LAYOUTS)) if draw(st.booleans()) else None
-    use_packed = dtype == torch.float32 and b_batch == () and k > 0 and n > 0 and draw(st.booleans())
+    use_packed = is_float and dtype != torch.float64 and b_batch == () and k > 0 and n > 0 and draw(st.booleans())
     attrs = struct("MatmulAttrs", packed=use_packed, act=act, lo=-0.5, hi=6.0)
     out = laid_out((*batch, m, n), dtype, draw(LAYOUTS))
     run(Op.matmul, [a, packed(Op.matmul, attrs, b) if use_packed else b, bias_value, residual], out, attrs,
@@ -90,6 +90,24 @@ def test_residual_in_place(isa: str) -> None:
     attrs = struct("MatmulAttrs", packed=1, act=Act.clamp, lo=0.0, hi=float("inf"))
     want = torch.relu(a @ b + y)
     check(run(Op.matmul, [a, packed(Op.matmul, attrs, b), None, y], y, attrs, isa=isa), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("isa", isa_levels(Op.matmul))
+def test_halves(isa: str, dtype: torch.dtype) -> None:
+    """Packed halves of both sides, sums in float32: the only rounding that shows is that of the result."""
+    torch.manual_seed(0)
+    for m, k, n in [(1, 64, 48), (1, 7, 20), (5, 1, 3), (13, 31, 40), (70, 300, 33), (100, 96, 64), (3, 1700, 16)]:
+        a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+        bias, residual = torch.randn(n).to(dtype), torch.randn(m, n).to(dtype)
+        attrs = struct("MatmulAttrs", packed=1)
+        out = run(
+            Op.matmul, [a, packed(Op.matmul, attrs, b), bias, residual], torch.empty(m, n, dtype=dtype), attrs, isa=isa
+        )
+        want = a.double() @ b.double() + bias.double() + residual.double()
+        size = a.double().abs() @ b.double().abs() + bias.double().abs() + residual.double().abs()
+        unit = torch.finfo(dtype).eps / 2 * want.abs()
+        assert bool(((out.double() - want).abs() <= unit * 1.001 + 2e-6 * size + 1e-7).all())
 
 
 @pytest.mark.parametrize("isa", isa_levels(Op.matmul))

@@ -127,6 +127,7 @@ LARGE = {
     "first layer": (dict(cin=3, cout=48, kernel=7, stride=2, pad=3, groups=1), 40),
     "grouped": (dict(cin=64, cout=64, kernel=3, stride=1, pad=1, groups=8), 20),
     "depthwise": (dict(cin=300, cout=300, kernel=5, stride=2, pad=2, groups=300), 31),
+    "depthwise, an odd row": (dict(cin=72, cout=72, kernel=3, stride=1, pad=1, groups=72), 7),
 }
 
 

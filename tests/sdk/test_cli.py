@@ -33,7 +33,7 @@ def run(capsys, *words):
 def test_help_teaches(capsys):
     assert main([]) == 2
     assert "COMMAND --help" in capsys.readouterr().out
-    for command in ("export", "run", "inspect", "bench", "compare", "check"):
+    for command in ("export", "run", "inspect", "bench", "profile", "tune", "compare", "check"):
         with pytest.raises(SystemExit) as e:
             main([command, "--help"])
         assert e.value.code == 0
@@ -115,6 +115,31 @@ def test_inspect(capsys, file):
     assert data["inputs"][0] == {"name": "a", "type": "f32[1..512, 3]"}
     status, out, _ = run(capsys, "inspect", file, "--no-steps")
     assert "block.add (net.py:7)\n" not in out
+
+
+def test_profile_and_tune(capsys, file, tmp_path):
+    limits, trace, words = (
+        tmp_path / "limits.json",
+        tmp_path / "t.json",
+        ("--shape", "a=9x3", "--shape", "b=9x3", "--threads", 1),
+    )
+    limits.write_text("{}")
+    status, out, _ = run(capsys, "profile", file, *words, "--runs", 3, "--machine", limits, "--trace", trace)
+    assert (
+        status == 0
+        and "map__" in out
+        and "of what this machine allows" in out
+        and json.loads(trace.read_text())["traceEvents"]
+    )
+    assert len(json.loads(limits.read_text())) == 1
+    status, out, _ = run(capsys, "profile", file, *words, "--runs", 3, "--machine", limits, "--json")
+    assert status == 0 and json.loads(out)["rows"][0]["calls"] == 1
+    before = Path(file).read_bytes()
+    status, out, _ = run(
+        capsys, "tune", file, *words, "--rounds", 1, "--seconds", 0.1, "-o", tmp_path / "o.trv", "--json"
+    )
+    assert status == 0 and set(json.loads(out)["before"]) == {"forward"} and Path(file).read_bytes() == before
+    assert run(capsys, "run", tmp_path / "o.trv", *words[:4])[0] == 0
 
 
 def test_bench(capsys, file):

@@ -37,6 +37,8 @@ def header_text() -> str:
         "hal/include/trivet/hal.h",
         "runtime_c/include/trivet/trivet.h",
         "hal/cpu/kernel.h",
+        "hal/cpu/ops.h",
+        "hal/cpu/peak.h",
     ]
     text = "\n".join((ROOT / f).read_text() for f in files)
     return re.sub(r"/\*.*?\*/", "", text, flags=re.S)
@@ -46,7 +48,7 @@ def header_text() -> str:
 def test_declarations_match_headers(tmp_path):
     ffi = cffi.FFI()
     ffi.cdef(native.cdef())
-    lines = ["#include <stddef.h>", '#include "trivet/trivet.h"', '#include "kernel.h"']
+    lines = ["#include <stddef.h>", '#include "trivet/trivet.h"', '#include "peak.h"']
     structs, _, _ = ffi.list_types()
     for name in structs:
         if ffi.typeof(name).kind != "struct" or ffi.typeof(name).fields is None:
@@ -72,7 +74,8 @@ def test_every_public_function_is_declared():
     wanted = set(re.findall(r"TRV_API[^;{]*?\b(trvk?_\w+)\s*\(", header_text()))
     have = set(re.findall(r"\b(trvk?_\w+)\(", native.RUNTIME + native.KERNELS))
     callbacks_only = {"trv_program_open_reader"}  # for callers without files; Python has files
-    assert wanted - have == callbacks_only
+    formulas = {"trvk_sort_tmp_bytes", "trvk_scatter_tmp_bytes"}  # that the exporter knows
+    assert wanted - have == callbacks_only | formulas
     assert have <= wanted
 
 

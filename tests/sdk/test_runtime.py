@@ -18,9 +18,14 @@ from trivet.runtime import load
 torch = pytest.importorskip("torch")
 
 
-@pytest.fixture
-def net():
-    return load(add())
+@pytest.fixture(params=["fresh", "numpy", "torch"])
+def net(request):
+    """A net that has not been called, or one that takes the short way for calls like the last two."""
+    net = load(add())
+    for _ in range(2 if request.param != "fresh" else 0):
+        net(*(np.zeros((2, 3), np.float32) if request.param == "numpy" else torch.zeros(2, 3) for _ in "ab"))
+    assert (net.entry("forward")._repeat is None) == (request.param == "fresh")
+    return net
 
 
 def abc():
@@ -226,7 +231,7 @@ def test_wrong_count(net):
 
 def test_dynamic_sizes():
     net = load(add(low_high=(1, 512)))
-    for n in (3, 512, 1, 3):
+    for n in (3, 512, 512, 512, 1, 3, 1, 1, 1, 3):
         a, b = torch.randn(2, n, 3)
         assert torch.equal(net(a, b), a + b)
         assert torch.equal(net(a, b), a + b)
@@ -377,6 +382,24 @@ def test_mutable_bytes_are_copied():
     data[:] = bytes(len(data))
     a, b, y = abc()
     assert np.array_equal(net(a, b), y)
+
+
+def test_threads_and_affinity():
+    a, b, y = abc()
+    nets = [load(add(), threads=3, affinity=[0]), load(add(), threads=2)]
+    nets += [nets[0].session(), nets[1].session(threads=1), nets[1].session(threads=2, affinity=[0])]
+    for net in nets:
+        for _ in range(4):
+            assert np.array_equal(net(a, b), y)
+    for bad, text in [
+        ([1 << 20], "no such processor"),
+        ([-1], "numbers of processors"),
+        (["x"], "numbers of processors"),
+    ]:
+        with pytest.raises(Error, match=text):
+            load(add(), threads=2, affinity=bad)
+    with pytest.raises(Error, match="threads"):
+        nets[0].session(threads=-1)
 
 
 def test_many_loads_do_not_grow():

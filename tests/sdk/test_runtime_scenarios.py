@@ -129,12 +129,24 @@ def test_many_loads_and_unloads(tmp_path, cnn, threads):
     assert more - memory < 8 << 10 and same <= files
 
 
-def test_weights_are_mapped_not_read(tmp_path):
+def test_weights_are_mapped_and_checked(tmp_path):
     model = nn.Linear(2048, 2048)  # 16 MiB
     path = tmp_path / "big.trv"
     trivet.export(model.eval(), (torch.zeros(1, 2048),)).save(path)
     net = trivet.load(path, defer_crc=True)
     assert net.nbytes < 1 << 20
+
+    data = bytearray(path.read_bytes())
+    weights = 12 << 20  # in the one large segment, in pieces of different threads
+    for at in (len(data) // 2, weights, weights + (1 << 21), len(data) - 70_000):
+        data[at] ^= 1
+        path.write_bytes(data)
+        for threads, defer in ((1, False), (2, False), (3, True)):
+            with pytest.raises(Error, match="CRC"):
+                trivet.load(path, threads=threads, defer_crc=defer)
+        data[at] ^= 1
+    path.write_bytes(data)
+    trivet.load(path, threads=2)
 
 
 def _child(net, queue):

@@ -114,6 +114,14 @@ typedef struct trv_runner {
   uint32_t workers; /* how many at once, >= 1 */
 } trv_runner;
 
+/* How a driver does one command. */
+typedef struct trv_work {
+  uint32_t size, time;
+  uint32_t tiles;     /* pieces that threads may take */
+  uint32_t isa;       /* CPU: the kernel's instruction set, a value of enum Isa; 0: not known */
+  const char* kernel; /* its name, static text; "" where it is not known or texts are left out */
+} trv_work;
+
 /* What a driver tells about one piece of work inside a part. May be NULL as a whole. Called on the
  * thread that runs. */
 typedef struct trv_hooks {
@@ -121,6 +129,8 @@ typedef struct trv_hooks {
   void (*begin)(void* self, uint32_t time); /* before the command with that time */
   void (*end)(void* self, uint32_t time);   /* after it; outputs of the command may be read */
   void* self;
+  /* (optional) Before begin. Only where size says that the field is there. */
+  void (*work)(void* self, const trv_work* work);
 } trv_hooks;
 
 /* One run of a part. */

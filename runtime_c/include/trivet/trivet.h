@@ -219,9 +219,10 @@ TRV_API size_t trv_diag_print(const trv_diag* diag, char* out, size_t size);
 typedef struct trv_host trv_host; /* a mapped program, its devices, a thread pool and regions; all
                                      in one allocation set */
 
-/* Maps a file (weights: external weights file or NULL) and opens it. threads 0: as many as cores.
- * Errors as trv_program_open, and DEVICE when the file cannot be read. out_diag may be NULL. Free
- * with trv_host_close. */
+/* Maps a file (weights: external weights file or NULL) and opens it. threads: of contexts that do
+ * not ask for others, the calling one among them; 0: as many as the processors that this process
+ * may use (a container's quota counts). Errors as trv_program_open, and DEVICE when the file cannot
+ * be read. out_diag may be NULL. Free with trv_host_close. */
 TRV_API TRV_NODISCARD trv_status trv_host_open(const char* path, const char* weights,
                                                uint32_t flags, uint32_t threads,
                                                trv_host** out_host, trv_diag* out_diag);
@@ -237,15 +238,59 @@ TRV_API const trv_program* trv_host_program(const trv_host* host);
 typedef struct trv_context trv_context;
 TRV_API TRV_NODISCARD trv_status trv_context_open(trv_host* host, uint32_t flags,
                                                   trv_context** out_ctx, trv_diag* out_diag);
+
+/* Who runs the tiles of a context's sessions; 0 in every field but size: the pool of the host. */
+typedef struct trv_threads {
+  uint32_t size;  /* sizeof(trv_threads) */
+  uint32_t count; /* threads, the calling one among them; 1: it alone; 0: one for each of cpus */
+  const uint32_t* cpus; /* the system's numbers of the processors that the context's own threads
+                           keep to; NULL: any. The calling thread stays where it is */
+  uint32_t cpu_count;
+  const trv_runner* runner; /* the app's threads instead; copied, what it points at must live as
+                               long as the context. NULL: a pool of the context's own */
+} trv_threads;
+/* The same with threads of its own, which no other context can keep busy; threads (borrowed for the
+ * call) NULL: as trv_context_open. Contexts that share the host's pool do not wait for each other:
+ * while one's step has it, the others work alone. Errors also: ARGUMENT (a processor that this
+ * process may not use, a runner without workers), UNSUPPORTED (cpus on a system that binds no
+ * threads). */
+TRV_API TRV_NODISCARD trv_status trv_context_open_on(trv_host* host, uint32_t flags,
+                                                     const trv_threads* threads,
+                                                     trv_context** out_ctx, trv_diag* out_diag);
 TRV_API void trv_context_close(trv_context* ctx);
 TRV_API trv_session* trv_context_session(trv_context* ctx, uint32_t entry);
 /* As trv_session_plan, growing arenas as needed (malloc). */
 TRV_API TRV_NODISCARD trv_status trv_context_plan(trv_context* ctx, uint32_t entry);
 /* As trv_session_run after trv_context_plan. */
 TRV_API TRV_NODISCARD trv_status trv_context_run(trv_context* ctx, uint32_t entry);
+/* Binds all inputs (their sizes as bound last, so bind each by itself once; static sizes need no
+ * bind) and the first output_count outputs, and runs: one call for languages to which each is dear.
+ * Errors: of trv_session_bind_input, trv_session_bind_output, trv_context_run; ARGUMENT where
+ * input_count is not the entry's. */
+TRV_API TRV_NODISCARD trv_status trv_context_call(trv_context* ctx, uint32_t entry,
+                                                  const trv_buf* inputs, uint32_t input_count,
+                                                  const trv_buf* outputs, uint32_t output_count);
 TRV_API TRV_NODISCARD trv_status trv_context_reset(trv_context* ctx);
 /* Bytes that this context holds: arenas, state, sessions. */
 TRV_API size_t trv_context_bytes(const trv_context* ctx);
+
+/* What one command took: the clock (monotonic, ns) when it began and ended, the other fields as of
+ * trv_work. */
+typedef struct trv_record {
+  uint64_t begin_ns, end_ns;
+  const char* kernel;
+  uint32_t time, tiles, isa, spare;
+} trv_record;
+/* Hooks that fill records in the order of execution. Set count to 0 to begin anew; it goes on
+ * beyond capacity, so that one sees how many there would have been. */
+typedef struct trv_recorder {
+  trv_hooks hooks;
+  trv_record* records;
+  uint32_t capacity, count;
+} trv_recorder;
+/* Makes a recorder over the caller's array; both stay in place while trv_session_hooks(s,
+ * &rec->hooks) holds. One session at a time. */
+TRV_API void trv_recorder_init(trv_recorder* out_rec, trv_record* records, uint32_t capacity);
 #endif
 
 #ifdef __cplusplus

@@ -32,6 +32,11 @@ def _matmul(b: Builder, meta: Any, x: Value, y: Value) -> Value:
     return b.squeeze(out, drop) if drop else out
 
 
+def _int_mm(b: Builder, meta: Any, x: Value, y: Value) -> Value:
+    """8-bit integers, summed in 32 bits."""
+    return b.matmul(b.cast(x, DType.i32), b.cast(y, DType.i32))
+
+
 def _scaled(b: Builder, meta: Any, bias: Value, product: Value, beta: Operand, alpha: Operand) -> Value:
     """beta * bias + alpha * product; bias does not count at all when beta is 0."""
     if beta == 0:
@@ -207,6 +212,7 @@ def _grouped_mm(b: Builder, meta: Any, x: Value, w: Value, offs: Value | None = 
 HANDLERS: dict[str, Handler] = {**table({
     "linear": _linear,
     "matmul mm bmm mv dot vdot": _matmul,
+    "_int_mm": _int_mm,
     "addmm baddbmm": _addmm,
     "addbmm": _addbmm,
     "addmv": _addmv,

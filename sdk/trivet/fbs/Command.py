@@ -26,9 +26,9 @@ class Command(object):
     # Command
     def NTmp(self): return self._tab.Get(flatbuffers.number_types.Uint8Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(4))
     # Command
-    def Spare0(self): return self._tab.Get(flatbuffers.number_types.Uint8Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(5))
+    def Workers(self): return self._tab.Get(flatbuffers.number_types.Uint8Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(5))
     # Command
-    def Spare1(self): return self._tab.Get(flatbuffers.number_types.Uint16Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(6))
+    def Isa(self): return self._tab.Get(flatbuffers.number_types.Uint16Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(6))
     # Command
     def Args(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(8))
     # Command
@@ -36,13 +36,13 @@ class Command(object):
     # Command
     def Time(self): return self._tab.Get(flatbuffers.number_types.Uint32Flags, self._tab.Pos + flatbuffers.number_types.UOffsetTFlags.py_type(16))
 
-def CreateCommand(builder, op, nIn, nOut, nTmp, spare0, spare1, args, attrs, time):
+def CreateCommand(builder, op, nIn, nOut, nTmp, workers, isa, args, attrs, time):
     builder.Prep(4, 20)
     builder.PrependUint32(time)
     builder.PrependUint32(attrs)
     builder.PrependUint32(args)
-    builder.PrependUint16(spare1)
-    builder.PrependUint8(spare0)
+    builder.PrependUint16(isa)
+    builder.PrependUint8(workers)
     builder.PrependUint8(nTmp)
     builder.PrependUint8(nOut)
     builder.PrependUint8(nIn)

@@ -257,6 +257,19 @@ class StepKind(IntEnum):
     jump = 3
 
 
+class Isa(IntEnum):
+    ref = 1
+    avx2 = 2
+    avx512 = 4
+    avxvnni = 8
+    vnni = 16
+    bf16 = 32
+    dotprod = 64
+    i8mm = 128
+    armbf16 = 256
+    rvv = 512
+
+
 STRUCTS: dict[str, np.dtype[np.void]] = {
     "MapInstr": np.dtype({"names": ['op', 'dtype', 'dst', 'a', 'b', 'c', 'spare', 'value'], "formats": ['u1', 'u1', 'u1', 'u1', 'u1', 'u1', '<u2', '<u8'],
         "offsets": [0, 1, 2, 3, 4, 5, 6, 8], "itemsize": 16}),
@@ -278,7 +291,7 @@ STRUCTS: dict[str, np.dtype[np.void]] = {
         "offsets": [0, 1, 2, 4, 8], "itemsize": 16}),
     "SoftmaxAttrs": np.dtype({"names": ['axis', 'log', 'spare'], "formats": ['u1', 'u1', '<u2'],
         "offsets": [0, 1, 2], "itemsize": 4}),
-    "AttentionAttrs": np.dtype({"names": ['causal', 'spare0', 'spare1', 'scale'], "formats": ['u1', 'u1', '<u2', '<f4'],
+    "AttentionAttrs": np.dtype({"names": ['causal', 'nan_rows', 'spare', 'scale'], "formats": ['u1', 'u1', '<u2', '<f4'],
         "offsets": [0, 1, 2, 4], "itemsize": 8}),
     "GatherAttrs": np.dtype({"names": ['kind', 'axis', 'spare'], "formats": ['u1', 'u1', '<u2'],
         "offsets": [0, 1, 2], "itemsize": 4}),
@@ -340,6 +353,6 @@ STRUCTS: dict[str, np.dtype[np.void]] = {
         "offsets": [0, 8, 12], "itemsize": 16}),
     "External": np.dtype({"names": ['hash0', 'hash1', 'size'], "formats": ['<u8', '<u8', '<u8'],
         "offsets": [0, 8, 16], "itemsize": 24}),
-    "Command": np.dtype({"names": ['op', 'n_in', 'n_out', 'n_tmp', 'spare0', 'spare1', 'args', 'attrs', 'time'], "formats": ['<u2', 'u1', 'u1', 'u1', 'u1', '<u2', '<u4', '<u4', '<u4'],
+    "Command": np.dtype({"names": ['op', 'n_in', 'n_out', 'n_tmp', 'workers', 'isa', 'args', 'attrs', 'time'], "formats": ['<u2', 'u1', 'u1', 'u1', 'u1', '<u2', '<u4', '<u4', '<u4'],
         "offsets": [0, 2, 3, 4, 5, 6, 8, 12, 16], "itemsize": 20}),
 }

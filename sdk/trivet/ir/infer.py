@@ -268,8 +268,17 @@ def _attention(node: Node, inputs: Inputs, sizes: Sizes) -> list[Type]:
     if isinstance(h, int) and isinstance(g, int):
         need(g > 0 and h % g == 0, "{} query heads are no multiple of {} key heads", h, g)
     batch = sizes.broadcast([q.shape[:-3], k.shape[:-3], v.shape[:-3]])
+    keys = k.shape[-2]
+    more_k, more_v = opt(inputs, 4), opt(inputs, 5)
+    need((more_k is None) == (more_v is None), "more keys go with more values")
+    if more_k is not None and more_v is not None:
+        for x, more in ((k, more_k), (v, more_v)):
+            same = (*more.shape[:-2], x.shape[-2], more.shape[-1])
+            need(x.dtype == more.dtype and sizes.same_shape(x.shape, same), "{} does not continue {}", more, x)
+        need(sizes.same(more_k.shape[-2], more_v.shape[-2]), "{} and {} do not go together", more_k, more_v)
+        keys = keys + more_k.shape[-2]
     if mask is not None:
-        full = (*batch, h, q.shape[-2], k.shape[-2])
+        full = (*batch, h, q.shape[-2], keys)
         need(
             sizes.same_shape(sizes.broadcast([mask.shape, full]), full),
             "mask {} does not broadcast to the scores",

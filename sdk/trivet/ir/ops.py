@@ -100,6 +100,7 @@ class Conv:
     lo: float = 0.0
     hi: float = 0.0
     kernel: tuple[int, ...] = ()  # w's spatial sizes; must be set when packed
+    winograd: int = 0  # 2 or 4: when packed, w is transformed for tiles of so many outputs a side; 0: it is in panels
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +138,13 @@ class Softmax:
 @dataclass(frozen=True, slots=True)
 class Attention:
     """inputs q[.., H, L, D], k[.., G, S, D], v[.., G, S, E], mask (bool: True takes part; float: added; broadcastable to
-    [.., H, L, S]) or None. H is a multiple of G. A row that nothing takes part in gives zeros.
+    [.., H, L, S]) or None, more_k[.., G, R, D] and more_v[.., G, R, E] or None: keys and values that follow those of k and v
+    (the mask then has S + R columns). H is a multiple of G. A row that nothing takes part in gives zeros, with nan_rows NaN.
     """
 
     scale: float
     causal: bool = False  # aligned to the top left, as torch's is_causal
+    nan_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,7 +506,7 @@ OPS: dict[str, OpInfo] = {
     "pool": OpInfo(Pool, ("x",), (1, 2)),
     "norm": OpInfo(Norm, ("x", "weight?", "bias?")),
     "softmax": OpInfo(Softmax, ("x",)),
-    "attention": OpInfo(Attention, ("q", "k", "v", "mask?")),
+    "attention": OpInfo(Attention, ("q", "k", "v", "mask?", "more_k?", "more_v?")),
     "gather": OpInfo(Gather, ("x", "index")),
     "scatter": OpInfo(Scatter, ("x", "index", "updates")),
     "pad": OpInfo(Pad, ("x",)),

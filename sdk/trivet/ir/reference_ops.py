@@ -74,7 +74,7 @@ def _reduce(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
     kept = [i for i in range(x.dim()) if i not in a.axes]
     # the reduced axes become one axis at the end: a reduction over no axes is one over an axis of size 1
     size = prod(x.shape[i] for i in a.axes)
-    x = x.permute(*kept, *a.axes).reshape([x.shape[i] for i in kept] + [size])
+    x = x.permute((*kept, *a.axes)).reshape([x.shape[i] for i in kept] + [size])
     out = _out(node)
     k = a.kind
     if k in (ReduceKind.sum, ReduceKind.prod):
@@ -273,7 +273,9 @@ def _attention(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
     import torch
 
     a: ops.Attention = node.attrs
-    q, k, v, mask = (*inputs, None)[:4]
+    q, k, v, mask, more_k, more_v = (*inputs, None, None, None)[:6]
+    if more_k is not None:
+        k, v = torch.cat([k, more_k], -2), torch.cat([v, more_v], -2)
     q, k, v = widen(q), widen(k), widen(v)
     heads = q.shape[-3]
     k = k.repeat_interleave(heads // k.shape[-3], -3)
@@ -285,7 +287,7 @@ def _attention(node: Node, inputs: list[Any], shapes: Shapes) -> list[Tensor]:
     if mask is not None:
         s = torch.where(mask, s, ninf) if mask.dtype == torch.bool else s + widen(mask)
     p = torch.softmax(s, -1)
-    nothing = (s == ninf).all(-1, keepdim=True)
+    nothing = (s == ninf).all(-1, keepdim=True) & (not a.nan_rows)
     return [(torch.where(nothing, torch.zeros_like(p), p) @ v).to(_out(node))]
 
 

@@ -331,6 +331,8 @@ def _matmul(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
         return False
     if _broadcast_operands(n, rw, sizes):
         return True
+    if _turned_rows(n, rw):
+        return True
     p = _source(a, "reshape")
     if p is None or len(a.shape) < 2:
         return False
@@ -357,6 +359,21 @@ def _matmul(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
         bias = rw.before(n, "reshape", [bias], Type(bias.dtype, bias.shape[-1:]), ops.Reshape(), n.loc)
     made = rw.before(n, "matmul", [wide, right, bias, None], Type(y.dtype, shape), n.attrs, join_locs(*locs, n.loc))
     rw.become(n, "reshape", [made], ops.Reshape())
+    return True
+
+
+def _turned_rows(n: Node, rw: Rewriter) -> bool:
+    """A product of rows that change places becomes the product of the rows as they lie, whose rows change places."""
+    b, bias, y = _in(n, 1), n.inputs[2] if len(n.inputs) > 2 else None, n.outputs[0]
+    p = _source(_in(n), "permute")
+    rank = y.type.rank
+    if p is None or rank < 3 or b.type.rank != 2 or p.attrs.axes[-1] != rank - 1:
+        return False
+    if bias is not None and bias.type.rank > 1:
+        return False
+    x = _in(p)
+    made = rw.before(n, "matmul", [x, b, bias, None], Type(y.dtype, (*x.shape[:-1], y.shape[-1])), n.attrs, n.loc)
+    rw.become(n, "permute", [made], p.attrs, p.loc)
     return True
 
 

@@ -6,6 +6,7 @@ padded convolution stays: the padding is not shifted.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -144,13 +145,15 @@ def _scaled(w: Any, scale: Any) -> Any:
     scale = scale.expand(w.shape)
     rows = max(1, (1 << 18) // max(1, w[:1].numel()))
     for at in range(0, w.shape[0], rows):
-        out[at : at + rows] = w[at : at + rows].double().mul_(scale[at : at + rows])
+        out[at : at + rows] = torch.mul(w[at : at + rows], scale[at : at + rows])  # the scale is f64, so is the product
     return out
 
 
-def _behind(n: Node, rw: Rewriter, graph: Graph, made: dict[object, Const]) -> None:
-    import torch
+def _finite(*tensors: Any) -> bool:
+    return all(t.numel() == 0 or all(math.isfinite(x.item()) for x in t.aminmax()) for t in tensors)
 
+
+def _behind(n: Node, rw: Rewriter, graph: Graph, made: dict[object, Const]) -> None:
     found = _weights(n)
     m = rw.sole(n.outputs[0])
     if found is None or m is None or m.op != "map":
@@ -163,11 +166,10 @@ def _behind(n: Node, rw: Rewriter, graph: Graph, made: dict[object, Const]) -> N
         return
     shift = f.shift.expand(channels)
     bias = shift if b is None else _flat(b, channels) * f.scale + shift
-    weight = _scaled(w, _out_scale(n, f.scale, w))
-    if not bool(torch.isfinite(weight).all()) or not bool(torch.isfinite(bias).all()):
+    weight = _scaled(w, _out_scale(n, f.scale, w)) if bool((f.scale != 1).any()) else None
+    if not _finite(bias, *([] if weight is None else [weight])):
         return
-    scaled = bool((f.scale != 1).any())
-    _set(n, rw, made, weight if scaled else None, bias, "bn")
+    _set(n, rw, made, weight, bias, "bn")
     y = n.outputs[0]
     n.loc = join_locs(n.loc, m.loc)
     rw.set_map(m, *p.rest(y))
@@ -178,8 +180,6 @@ def _flat(b: Any, channels: int) -> Any:
 
 
 def _in_front(n: Node, rw: Rewriter, sizes: Sizes, made: dict[object, Const]) -> None:
-    import torch
-
     found = _weights(n)
     x = n.inputs[0]
     m = x.node if x is not None else None
@@ -209,7 +209,7 @@ def _in_front(n: Node, rw: Rewriter, sizes: Sizes, made: dict[object, Const]) ->
         weight = (split * scale.reshape(g, 1, -1, 1)).reshape(w.shape)
         extra = (split * shift.reshape(g, 1, -1, 1)).sum((2, 3)).reshape(-1)
     bias = extra if b is None else _flat(b, _outputs(n, w)) + extra
-    if not bool(torch.isfinite(weight).all()) or not bool(torch.isfinite(bias).all()):
+    if not _finite(weight, bias):
         return
     _set(n, rw, made, weight, bias if shifted or b is not None else None, "affine")
     rw.become(n, n.op, [sources[0], *n.inputs[1:]], n.attrs, m.loc)

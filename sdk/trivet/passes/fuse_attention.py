@@ -1,12 +1,14 @@
 """Attention written out, softmax(q @ k^T * scale + mask) @ v, becomes one attention node.
 
-An attention row that nothing takes part in gives zeros, the written-out form gives NaN there: a mask with -inf is only taken
-in when every row is sure to have a place that takes part. Repeated key and value heads (grouped queries) are not repeated.
+A row of a mask with -inf that nothing takes part in gives NaN when written out, as nan_rows says. Scale factors of queries and keys
+go into the scale, repeated key and value heads (grouped queries) are not repeated, and keys and values that are put behind those
+of a cache are read where they lie.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trivet.error import Error
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
     from trivet.pipeline import Context
 
 FAR = -1e4  # a score below this has no weight beside any ordinary one
+GONE = -1e30  # and one below this takes up any other when it is added
 LARGEST = 8192  # largest side of a mask that is computed to see whether it is causal
+VIEWS = ("permute", "reshape", "slice", "expand")
 _LEAST = -3.5e38  # below every finite f32
 
 
@@ -39,14 +43,20 @@ def fuse_attention(module: Module, context: Context) -> None:
         rw = Rewriter(graph)
         for n in list(graph.nodes):
             if n.op == "attention":
+                _take_factors(n, rw)
                 _group(n, rw)
+        rw.finish()
+        rw = Rewriter(graph)  # what only repeated heads read it no longer counts
+        for n in list(graph.nodes):
+            if n.op == "attention":
+                _continue(n, rw)
         rw.finish()
 
 
-def _plain(n: Node) -> bool:
-    """A matmul without anything behind it."""
+def _plain(n: Node, bias: bool = False) -> bool:
+    """A matmul without anything behind it, but a bias where that may be."""
     a: ops.Matmul = n.attrs
-    return not a.packed and a.act == Act.none and all(v is None for v in n.inputs[2:])
+    return not a.packed and a.act == Act.none and all(v is None for v in n.inputs[3 if bias else 2 :])
 
 
 def _fuse(n: Node, rw: Rewriter, sizes: Sizes) -> None:
@@ -68,14 +78,16 @@ def _fuse(n: Node, rw: Rewriter, sizes: Sizes) -> None:
     if q is None or kt is None or not _shapes_fit(q, kt, v, sizes):
         return
     bias: Value | None = None
+    safe = True
     if mask is not None:
-        bias = _mask(mask, keep, scores, n, rw, sizes)
+        bias, safe = _mask(mask, keep, scores, n, rw, sizes)
         if bias is None:
             return
     causal = bias is not None and _is_causal(bias, scores, sizes)
     k = _swapped(kt, n, rw)
     loc = [product.loc, *([m.loc] if m is not product else []), softmax.loc]
-    rw.become(n, "attention", [q, k, v, None if causal else bias], ops.Attention(scale, causal), *loc)
+    attrs = ops.Attention(scale, causal, not causal and not safe)
+    rw.become(n, "attention", [q, k, v, None if causal else bias], attrs, *loc)
 
 
 def _softmax(weights: Value, n: Node, rw: Rewriter) -> Node | None:
@@ -92,24 +104,29 @@ def _softmax(weights: Value, n: Node, rw: Rewriter) -> Node | None:
     return p if p is not None and p.op == "softmax" else None
 
 
-Scores = tuple[Node, float, Term | None, str]
+Kind = tuple[str, float]  # "" without; "add"; "keep" or "drop" where it holds, with the score of what is dropped
+Scores = tuple[Node, float, Term | None, Kind]
 
 
 def _scores(t: Term, scores: Value, rw: Rewriter, sizes: Sizes) -> Scores | None:
-    """(product, scale, mask, kind of the mask: "add", "keep" where it holds, "drop" where it holds)."""
+    """(product, scale, mask, kind of the mask)."""
     base = _product(t, scores, rw)
     if base is not None:
-        return (*base, None, "")
+        n, scale = base
+        added = n.inputs[2] if len(n.inputs) > 2 else None
+        if added is not None:
+            return (n, 1.0, term(added), ("add", 0.0)) if scale == 1 else None
+        return n, scale, None, ("", 0.0)
     for s, mask in either(t, MapOp.add):
         base = _product(s, scores, rw)
-        if base is not None:
-            return (*base, mask, "add")
+        if base is not None and _plain(base[0]):
+            return (*base, mask, ("add", 0.0))
     if t.op == MapOp.select:
         cond, yes, no = t.args
         for s, fill, kind in ((yes, no, "keep"), (no, yes, "drop")):
             base = _product(s, scores, rw)
-            if base is not None and fill.number is not None and fill.number <= FAR:
-                return (*base, cond, kind)
+            if base is not None and _plain(base[0]) and fill.number is not None and fill.number <= FAR:
+                return (*base, cond, (kind, fill.number))
     return None
 
 
@@ -119,7 +136,7 @@ def _product(t: Term, scores: Value, rw: Rewriter) -> tuple[Node, float] | None:
     if t.op == MapOp.cast and t.args[0].made_by("matmul") is not None:
         t = t.args[0]
     n = t.made_by("matmul")
-    if n is None or not _plain(n) or n.outputs[0].shape != scores.shape:
+    if n is None or not _plain(n, bias=True) or n.outputs[0].shape != scores.shape:
         return None
     at: Value = n.outputs[0]
     while at is not scores:  # every map on the way is the only reader of the one before
@@ -154,25 +171,41 @@ def _swapped(kt: Value, n: Node, rw: Rewriter) -> Value:
 
 
 # ---- masks
-def _mask(mask: Term, kind: str, scores: Value, n: Node, rw: Rewriter, sizes: Sizes) -> Value | None:
-    """The mask as a value that attention takes, None when a row might have nothing."""
-    if kind == "add":
-        if not is_float(mask.dtype) or not _adds_safely(mask, sizes):
-            return None
+def _mask(mask: Term, kind: Kind, scores: Value, n: Node, rw: Rewriter, sizes: Sizes) -> tuple[Value | None, bool]:
+    """The mask as a value that attention takes, None when it is none; and whether every row is sure to have something."""
+    if kind[0] == "add":
+        if not is_float(mask.dtype):
+            return None, True
         v = extract(mask, n, rw, sizes)
-        return v if v.dtype == n.outputs[0].dtype and v.type.rank <= scores.type.rank else None
-    if mask.dtype != DType.bool or not _every_row(mask, kind == "keep", sizes):
-        return None
+        fits = v.dtype == n.outputs[0].dtype and v.type.rank <= scores.type.rank
+        return (v if fits else None), _adds_safely(mask, sizes)
+    keep, fill = kind[0] == "keep", kind[1]
+    safe = _every_row(mask, keep, sizes)
+    if mask.dtype != DType.bool or not (safe or fill <= GONE):
+        return None, safe
     v = extract(mask, n, rw, sizes)
     if v.type.rank > scores.type.rank:
-        return None
-    if kind == "keep":
-        return v
+        return None, safe
+    if not safe and fill != -math.inf:  # a row of nothing has equal weights
+        return _chosen(v, (0.0, fill) if keep else (fill, 0.0), n, rw), True
+    if keep:
+        return v, safe
     code = (ops.Instr(MapOp.load, DType.bool, (), 0), ops.Instr(MapOp.logical_not, DType.bool, (0,)))
     if v.const is not None and v.const.data is not None:
         c = Const(f"{v.const.name}.not", ~v.const.data)
-        return Value(c.name, v.type, const=c)
-    return rw.before(n, "map", [v], v.type, ops.Map(code), n.loc)
+        return Value(c.name, v.type, const=c), safe
+    return rw.before(n, "map", [v], v.type, ops.Map(code), n.loc), safe
+
+
+def _chosen(condition: Value, numbers: tuple[float, float], n: Node, rw: Rewriter) -> Value:
+    """One number where a condition holds, another where not, in the dtype of an attention."""
+    dtype = n.outputs[0].dtype
+    code = (
+        ops.Instr(MapOp.load, DType.bool, (), 0),
+        *(ops.Instr(MapOp.const_, dtype, (), x) for x in numbers),
+        ops.Instr(MapOp.select, dtype, (0, 1, 2)),
+    )
+    return rw.before(n, "map", [condition], Type(dtype, condition.shape), ops.Map(code), n.loc)
 
 
 def _adds_safely(mask: Term, sizes: Sizes) -> bool:
@@ -198,7 +231,7 @@ def _data(mask: Term) -> Any:
 
 def _is_causal(mask: Value, scores: Value, sizes: Sizes) -> bool:
     """A mask that says: not beyond the row's own position. Decided by computing it, at several sizes, when it depends on
-    nothing but constants and positions.
+    nothing but constants and positions. Every row has its first place, so that what takes up any score is as good as -inf.
     """
     import torch
 
@@ -217,7 +250,7 @@ def _is_causal(mask: Value, scores: Value, sizes: Sizes) -> bool:
         x = x.reshape(x.shape[-2:])
         want = torch.ones(x.shape, dtype=torch.bool).tril()
         kept = x if x.dtype == torch.bool else x == 0
-        if not torch.equal(kept, want) or (x.dtype != torch.bool and not bool((x[~want] == -math.inf).all())):
+        if not torch.equal(kept, want) or (x.dtype != torch.bool and not bool((x[~want] <= GONE).all())):
             return False
         if mask.type.static:
             break
@@ -240,6 +273,23 @@ def _compute(v: Value, env: dict[str, int]) -> Any:
         return None
     inputs = [_compute(x, env) for x in n.inputs if x is not None]
     return None if any(x is None for x in inputs) else evaluate_node(n, inputs, dict(env))[0]
+
+
+# ---- factors of queries and keys
+def _take_factors(n: Node, rw: Rewriter) -> None:
+    """q * c and k * c, c a number, become part of the scale."""
+    for i in (0, 1):
+        v, chain = n.inputs[i], n
+        while v is not None and (p := v.node) is not None and p.op in VIEWS and rw.sole(v) is chain:
+            v, chain = p.inputs[0], p
+        if v is None or v.node is None or v.node.op != "map" or rw.sole(v) is not chain:
+            continue
+        t, c = scaled(term(v))
+        x = t.value
+        if c == 1 or x is None or x.type != v.type or len(v.node.inputs) != 1:
+            continue
+        rw.become(chain, chain.op, [x if w is v else w for w in chain.inputs], chain.attrs, v.node.loc)
+        rw.become(n, "attention", list(n.inputs), replace(n.attrs, scale=n.attrs.scale * c))
 
 
 # ---- grouped queries
@@ -271,3 +321,42 @@ def _repeated(x: Value) -> Value | None:
     if (*inner.shape[:-3], *inner.shape[-2:]) != (*wide.shape[:-3], *wide.shape[-2:]):
         return None
     return source if x.shape == (*source.shape[:-3], wide.shape[-4] * wide.shape[-3], *source.shape[-2:]) else None
+
+
+# ---- caches
+def _continue(n: Node, rw: Rewriter) -> None:
+    """Keys and values behind those of a cache are not copied together with them."""
+    if len(n.inputs) > 4:
+        return
+    k, v = (_pieces(x, n, rw) for x in n.inputs[1:3])
+    if k is None or v is None or k[0].shape[-2] != v[0].shape[-2]:
+        return
+    rw.become(n, "attention", [*n.inputs[:1], k[0], v[0], *(*n.inputs[3:], None)[:1], k[1], v[1]], n.attrs)
+
+
+def _pieces(x: Value | None, n: Node, rw: Rewriter) -> tuple[Value, Value] | None:
+    """(a, b) when only n reads x, which is a with b behind it along the keys, and one of the two lies in memory already."""
+    p = x.node if x is not None and rw.sole(x) is n else None
+    order: tuple[int, ...] | None = None
+    if p is not None and p.op == "permute" and p.inputs[0] is not None and rw.sole(p.inputs[0]) is p:
+        order, p = p.attrs.axes, p.inputs[0].node
+    if x is None or p is None or p.op != "concat" or len(p.inputs) != 2:
+        return None
+    at = x.type.rank - 2
+    a, b = p.inputs
+    if a is None or b is None or a is b or p.attrs.axis != (order[at] if order is not None else at):
+        return None
+    if not any(_lies(v) for v in (a, b)):
+        return None
+    if order is None:
+        return a, b
+    first, second = (rw.before(n, "permute", [v], Type(v.dtype, tuple(v.shape[i] for i in order)), ops.Permute(order), p.loc)
+                     for v in (a, b))  # fmt: skip
+    return first, second
+
+
+def _lies(v: Value) -> bool:
+    """True for what no kernel makes: an input, a state, a constant, or a view of one."""
+    while v.node is not None and ops.OPS[v.node.op].view and v.node.inputs[0] is not None:
+        v = v.node.inputs[0]
+    return v.node is None

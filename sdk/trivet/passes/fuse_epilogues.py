@@ -68,6 +68,16 @@ def _fuse(n: Node, rw: Rewriter, sizes: Sizes, residual: bool) -> bool:
     return True
 
 
+def takes_more(n: Node, rw: Rewriter, sizes: Sizes) -> bool:
+    """True when the map that alone reads a product would go into it, as a whole or in part."""
+    m = rw.sole(n.outputs[0])
+    if m is None or m.op != "map":
+        return False
+    e = _Epilogue(n, m, sizes, True)
+    e.walk()
+    return e.found
+
+
 class _Epilogue:
     """How far a map can go into the node that makes its input."""
 

@@ -22,20 +22,25 @@ from trivet.writer import attrs_struct, records
 
 Key = tuple[Any, ...]
 BIG = 1 << 22  # bytes: a weight this large is not stored twice
-_DTYPES = dict.fromkeys(("qconv", "qmatmul", "qgather", "qrnn"), (DType.i8, DType.u8))
+_DTYPES: dict[str, tuple[DType, ...]] = dict.fromkeys(("qconv", "qmatmul", "qgather", "qrnn"), (DType.i8, DType.u8))
 _STORED = frozenset(_DTYPES)
+_DTYPES["matmul"] = (DType.f32, DType.f16, DType.bf16)
+COLLECTED = 1 << 24  # bytes of weights that are worth a collection of garbage (a fraction of a second beside torch)
 
 
 def pack_weights(module: Module, ctx: Context) -> None:
     """Packs constant weights of matmul, conv, rnn nodes and their quantised forms on the CPU. On Cortex-M stored weights of 8 bits
     stay as they are, the channels that are summed innermost.
     """
-    gc.collect()  # nodes that passes took out are cycles that hold weights: without them each weight goes as it is packed
     targets = find(ctx.target if ctx.target is not None else "cpu")
     work = _Packer(plain=next((t.variant for t in targets.all if t.name == "cpu"), "") == "cortex_m")
     graphs = [g for entry in module.entries.values() for g in all_graphs(entry)]
     for g in graphs:
         work.count(g)
+    if (
+        work.bytes >= COLLECTED
+    ):  # nodes that passes took out are cycles that hold weights: without them each goes as it is packed
+        gc.collect()
     for entry in module.entries.values():
         for g in all_graphs(entry):
             for node in g.nodes:
@@ -56,11 +61,14 @@ class _Packer:
         self.packed: dict[Key, Const] = {}
         self.blocks: dict[bytes, Const] = {}  # of stored weights, by content
         self.plain: dict[int, int] = {}  # address of a weight's bytes: readers that need it as it is
-        self.nodes = self.kept = 0
+        self.nodes = self.kept = self.bytes = 0
 
     def count(self, graph: Graph) -> None:
         for node in graph.nodes:
             weights = set(_weights(node))
+            self.bytes += sum(
+                v.const.data.nbytes for i in weights if (v := node.inputs[i]) is not None and v.const is not None
+            )
             for i, v in enumerate(node.inputs):
                 if v is not None and v.const is not None and i not in weights:
                     at = v.const.data.data_ptr()

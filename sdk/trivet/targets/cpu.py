@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from trivet.fbs.structs import ScatterReduce
 from trivet.ir.dim import Dim
@@ -63,6 +64,8 @@ class Cpu(Target):
             size = _rnn_scratch(node)
         elif node.op == "qrnn":
             size = _qrnn_scratch(node)
+        elif node.op == "conv" and node.attrs.winograd:
+            size = _conv_scratch(node)
         elif node.op == "scatter" and node.attrs.reduce == ScatterReduce.mean:
             size = node.outputs[0].type.count * 4
         else:
@@ -95,6 +98,21 @@ def _sort_scratch(node: Node) -> int | Dim:
     assert x is not None
     n = x.shape[node.attrs.axis] if x.shape else 1
     return 0 if n in (0, 1) else n * (32 if SIZES[x.dtype] == 8 else 16)
+
+
+def _conv_scratch(node: Node) -> int:
+    """trvk_conv_tmp_bytes in hal/cpu/conv_winograd.c."""
+    from trivet import native
+    from trivet.targets.cpu_part import attribute_row
+    from trivet.writer import records
+
+    x, y, m = node.inputs[0], node.outputs[0], node.attrs.winograd
+    assert x is not None
+    n, _, h, w = y.shape
+    known = isinstance(n, int) and isinstance(h, int) and isinstance(w, int)
+    tiles = n * -(-h // m) * -(-w // m) if known else 1 << 30
+    struct = records("ConvAttrs", [attribute_row(replace(node.attrs, packed=True))])
+    return native.conv_tmp_bytes(struct, int(str(x.shape[1])), int(str(tiles)))
 
 
 def _rnn_scratch(node: Node) -> int | Dim:

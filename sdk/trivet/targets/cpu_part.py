@@ -92,7 +92,8 @@ def attribute_row(a: Any) -> dict[str, Any]:
     if isinstance(a, ops.Matmul):
         return {"packed": a.packed, "act": a.act, "lo": a.lo, "hi": a.hi}
     if isinstance(a, ops.Conv):
-        return {"nd": a.nd, "transposed": a.transposed, "packed": a.packed, "act": a.act, "groups": a.groups,
+        packed = (a.winograd or 1) if a.packed else 0
+        return {"nd": a.nd, "transposed": a.transposed, "packed": packed, "act": a.act, "groups": a.groups,
                 "stride": a.stride, "pad": a.pad, "dilation": a.dilation, "kernel": a.kernel, "lo": a.lo, "hi": a.hi}  # fmt: skip
     if isinstance(a, ops.Pool):
         return {"kind": a.kind, "nd": a.nd, "count_include_pad": a.count_include_pad, "adaptive": a.adaptive,
@@ -102,7 +103,7 @@ def attribute_row(a: Any) -> dict[str, Any]:
     if isinstance(a, ops.Softmax):
         return {"axis": a.axis, "log": a.log}
     if isinstance(a, ops.Attention):
-        return {"causal": a.causal, "scale": a.scale}
+        return {"causal": a.causal, "nan_rows": a.nan_rows, "scale": a.scale}
     if isinstance(a, ops.Gather):
         return {"kind": a.kind, "axis": a.axis}
     if isinstance(a, ops.Scatter):

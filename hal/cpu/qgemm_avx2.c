@@ -1,0 +1,41 @@
+/* qgemm_avx2.c - the integer products of qgemm.h for AVX2. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+#define TRVV_N 8
+#include "qconv.h"
+#include "qmatmul.h"
+#define TRVK_Q_FLOATS static void q_floats
+#include "qdw_tiles.h"
+#include "qfloats.inc"
+#include "qgemm_tiles.h"
+#include "qrows.inc"
+#include "qstream.inc"
+
+static const trvk_qgemm qgemm = {q_words,      NULL,  NULL,   q_stream, 0,           q_sums,
+                                 q_group_sums, q_out, q_real, q_range,  q_quantise8, q_quantise16};
+
+void trvk_qmatmul__avx2(const trvk_call* call, uint32_t tile) {
+  trvk_qmatmul_run(call, tile, &qgemm, NULL);
+}
+void trvk_qmatmul_dynamic__avx2(const trvk_call* call, uint32_t tile) {
+  trvk_qmatmul_dynamic_run(call, tile, &qgemm, &trvk_gemm_avx2);
+}
+void trvk_qmatmul_real__avx2(const trvk_call* call, uint32_t tile) {
+  trvk_qmatmul_real_run(call, tile, &qgemm, &trvk_gemm_avx2, q_floats);
+}
+void trvk_qconv__avx2(const trvk_call* call, uint32_t tile) {
+  trvk_qconv_run(call, tile, &qgemm, q_depthwise, NULL);
+}
+void trvk_qconv_real__avx2(const trvk_call* call, uint32_t tile) {
+  trvk_qconv_real_run(call, tile, &qgemm, q_depthwise, &trvk_gemm_avx2, q_floats);
+}
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+#else
+typedef int trvk_no_qavx2; /* C wants something in a file */
+#endif
