@@ -2,8 +2,8 @@
  *   matmul [K, N]      panels of 16 columns: [N / 16][K][16], zeros beyond N
  *   conv               per group the same, with K = taps * channels (channels innermost); narrow
  * groups are merged; Winograd: conv.h
- *   conv, depthwise    [taps][round16(channels out)] rnn [G * H, K]     the matmul
- * layout of its transpose
+ *   conv, depthwise    [taps][round16(channels out)]
+ *   rnn [G * H, K]     the matmul layout of its transpose
  * f16: as float32; bf16: pairs along K, [N / 16][ceil(K / 2)][16][2] (both matmul only).
  * Weights in 8 and 4 bits: qpack.c.
  */
