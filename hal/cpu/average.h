@@ -6,7 +6,7 @@
 
 #include "quant.h"
 
-#define TRVK_SUMS 64                      /* outputs at once */
+#define TRVK_SUMS TRVK_POOL_LANES         /* outputs at once */
 #define TRVK_CELLS_MAX ((int64_t)1 << 38) /* most elements of a sum, and the largest divisor */
 #define TRVK_AVERAGE_MULTIPLIER (1 << 23) /* multipliers are below it */
 #define TRVK_AVERAGE_SHIFT 40             /* largest shift */

@@ -11,8 +11,8 @@
 
 #include "walk.h"
 
-#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
-#define TRVK_BLOCK 128
+#if TRVK_M
+#define TRVK_BLOCK 32
 #else
 #define TRVK_BLOCK 512 /* elements */
 #endif

@@ -103,8 +103,9 @@ const char* trvk_conv_geo_make(const trvk_call* call, trvk_conv_geo* g, int64_t*
     const char* what = trvk_wino_check(call, g, expected, got);
     if (what) return what;
   } else if (a->packed) {
-    const size_t need = trvk_conv_packed_floats(g->groups, g->cg, g->og, g->taps);
-    if (g->cg < 1 || g->og < 1 || need == 0 || !trvk_packed_ok(w, need * sizeof(float)))
+    const size_t need = trvk_conv_packed_count(w->dtype, g->groups, g->cg, g->og, g->taps);
+    if (g->cg < 1 || g->og < 1 || need == 0 || w->dtype == TRV_DTYPE_F64 || w->rank != 1 ||
+        w->dim[0] < 0 || (w->stride[0] != 1 && w->dim[0] > 1) || (size_t)w->dim[0] < need)
       return trvk_fail(TRVK_SAY("conv: the packed weight is too small"), (int64_t)need,
                        w->rank ? w->dim[0] : 1, expected, got);
     if (g->depthwise) {
@@ -249,7 +250,8 @@ static path choose(const trvk_call* call, const trvk_conv_geo* g, const trvk_gem
 #endif
   if (!g->depthwise) return PATH_GEMM;
   return a->packed && g->og == 1 && !g->transposed && g->xs[1] == 1 && g->ys[1] == 1 &&
-                 g->kernel[0] * g->kernel[1] <= TRVK_DW_ROWS
+                 g->kernel[0] * g->kernel[1] <= TRVK_DW_ROWS &&
+                 (call->in[0].dtype == TRV_DTYPE_F32 || trvk_conv_dw_halves(g))
              ? PATH_DEPTHWISE
              : PATH_PLAIN;
 }
@@ -267,14 +269,15 @@ uint32_t trvk_conv_tiles(const trvk_call* call, uint32_t workers) {
   return tiles < slots ? tiles : slots;
 }
 
-void trvk_conv_run(const trvk_call* call, uint32_t tile, const trvk_gemm* gemm) {
+void trvk_conv_run(const trvk_call* call, uint32_t tile, const trvk_gemm* gemm,
+                   const trvk_gemm* pairs) {
   trvk_conv_geo g;
   int64_t e, got;
   if (trvk_count(&call->out[0]) == 0) return;
   (void)trvk_conv_geo_make(call, &g, &e, &got);
   switch (choose(call, &g, gemm)) {
     case PATH_GEMM:
-      trvk_conv_gemm_run(call, &g, tile, gemm);
+      trvk_conv_gemm_run(call, &g, tile, gemm, pairs);
       break;
     case PATH_DEPTHWISE:
       trvk_conv_depthwise_run(call, &g, tile, gemm);

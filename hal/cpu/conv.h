@@ -40,9 +40,9 @@ static inline int trvk_packed_winograd(const trvf_conv_attrs* a) {
   return a->packed == TRVK_PACKED_WINO2 || a->packed == TRVK_PACKED_WINO4;
 }
 
-/* Floats of the packed weight, 0 when that overflows. Panels of one (merged) group: [og /
- * 16][taps][cg][16]. */
-size_t trvk_conv_packed_floats(trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps);
+/* Elements of the packed weight, 0 when that overflows. Panels of one (merged) group: [og /
+ * 16][taps][cg][16]; bf16: [og / 16][taps][ceil(cg / 2)][16][2]. */
+size_t trvk_conv_packed_count(uint32_t dtype, trv_dim groups, trv_dim cg, trv_dim og, trv_dim taps);
 
 /* Weights for conv_winograd.c: [og / 32][points][cg][32], the last strip 16 wide when that is
  * enough. m: outputs of a tile along an axis, as in ConvAttrs.packed. */
@@ -70,8 +70,9 @@ void trvk_conv_epi(const trvk_call* call, const trvk_conv_geo* g, trvk_epi* e,
 
 /* Paths. */
 #define TRVK_DW_ROWS 32 /* kernel rows (depth * height) that the depthwise path takes */
+int trvk_conv_dw_halves(const trvk_conv_geo* g); /* does it take halves? */
 void trvk_conv_gemm_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
-                        const trvk_gemm* gemm);
+                        const trvk_gemm* gemm, const trvk_gemm* pairs);
 int trvk_conv_line_fits(const trvk_call* call, const trvk_conv_geo* g, const trvk_gemm* gemm);
 void trvk_conv_line_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
                         const trvk_gemm* gemm);

@@ -3,7 +3,8 @@
  * A block of output pixels (all of one phase) times a strip of channels; K runs over taps and input
  * channels, in passes. A pass reads A in place where channels are contiguous floats (rows beyond
  * the border: a row of zeros), else from a gathered copy of just this block and pass. B is the
- * packed weight, or a copy of this strip and pass.
+ * packed weight, or a copy of this strip and pass. Where the machine multiplies pairs of bfloat16,
+ * a pair of channels is taken for a float of half as many channels.
  */
 #include "conv.h"
 #include "qgemm.h"
@@ -19,10 +20,12 @@ typedef struct pixel {
 
 typedef struct state {
   const trvk_conv_geo* g;
-  const trvk_gemm* gemm;
+  const trvk_gemm *gemm, *floats; /* floats: for conversions and results */
   const uint8_t *x, *w;
-  uint32_t dtype;
-  int packed, in_place, merged;
+  uint32_t dtype;               /* of x and w; of pairs: F32 */
+  int packed, in_place, merged; /* packed: B is read where it lies */
+  int halves;                   /* B is packed in 16 bits, and copied to floats */
+  trv_dim cg;                   /* rows of B of a tap: channels, even for halves of bf16 */
   trvk_phase phase;
   trv_dim group, count, mr; /* of the present block */
   trv_dim tap0, taps, c0, kc,
@@ -222,7 +225,7 @@ static void rows_gather(state* s) {
         const float* v = (const float*)(const void*)from;
         for (trv_dim c = 0; c < s->kc; c++) to[c] = v[c * c_step];
       } else {
-        trvk_row_load(to, from, s->dtype, c_step, s->kc);
+        trvk_row_floats(s->floats, to, from, s->dtype, c_step, s->kc);
       }
     }
   }
@@ -263,6 +266,25 @@ static void set_b(state* s, trv_dim col, trv_dim n, trvk_block* k) {
     }
     if (s->pieces && s->planes) k->bk = g->cg * TRVK_PANEL;
     k->bp = per_panel;
+    return;
+  }
+  if (s->halves) {
+    const trv_dim kc = trvk_packed_k(s->dtype, s->kc), each = g->taps * s->cg * TRVK_PANEL;
+    const trv_dim panel = s->group * trvk_panels(g->og) + col / TRVK_PANEL;
+    for (trv_dim p = 0; p < panels; p++)
+      for (trv_dim t = 0; t < s->taps; t++) {
+        const trv_dim tap = trvk_tap_at(s->g, &s->phase, s->tap0 + t, delta);
+        const uint8_t* w =
+            trvk_at(s->w, s->dtype, (panel + p) * each + (tap * s->cg + s->c0) * TRVK_PANEL);
+        float* dst = s->b_pack + (p * s->taps + t) * kc * TRVK_PANEL;
+        if (s->dtype == TRV_DTYPE_BF16)
+          s->floats->widen_pairs(dst, w, kc / 2);
+        else
+          s->floats->widen(dst, (const uint16_t*)(const void*)w, s->dtype, kc * TRVK_PANEL);
+      }
+    for (trv_dim t = 0; t < (s->merged ? 1 : s->taps); t++)
+      s->b[t] = s->b_pack + t * kc * TRVK_PANEL;
+    k->bp = s->taps * kc * TRVK_PANEL;
     return;
   }
   for (trv_dim p = 0; p < panels; p++)
@@ -314,9 +336,10 @@ static void choose(state* s) {
   const trvk_phase* p = &s->phase;
   const trv_dim taps = p->taps[0] * p->taps[1] * p->taps[2], b_most = TRVK_GATHER / TRVK_STRIP;
   const int whole = p->t_step[0] == 1 && p->t_step[1] == 1 && p->t_step[2] == 1 && taps == g->taps;
-  s->merged = !s->in_place && (whole || !s->packed);
+  s->merged = !s->in_place && (whole || !s->packed) && s->cg == g->cg;
   s->kc_most = s->in_place ? TRVK_KC : TRVK_GATHER / s->rows;
   if (!s->packed && s->kc_most > b_most) s->kc_most = b_most;
+  if (s->halves) s->kc_most -= s->kc_most & 1; /* pairs stay together */
   s->taps_most = s->merged ? s->kc_most : TRVK_TAPS;
   /* Pieces: where the pass has all of K. */
   const trv_dim rows = g->kernel[0] * g->kernel[1];
@@ -347,7 +370,7 @@ static void unit(state* s, trv_dim col, trv_dim n, const float* bias) {
   k.acc = s->acc;
   s->tap0 = s->c0 = 0;
   do {
-    const trv_dim fit = s->kc_most / (g->cg ? g->cg : 1);
+    const trv_dim fit = s->kc_most / (s->cg ? s->cg : 1);
     s->kc = g->cg - s->c0;
     s->taps = 1;
     if (fit < 1) {
@@ -385,20 +408,42 @@ static void unit(state* s, trv_dim col, trv_dim n, const float* bias) {
   } while (!k.last);
 }
 
+/* May channels be taken by twos? Then *out is the geometry in units of pairs. */
+static int by_pairs(const trvk_call* call, const trvk_conv_geo* g, trvk_conv_geo* out) {
+  trv_dim odd = g->cg | (g->n > 1 ? g->xs[0] : 0);
+  for (int i = 0; i < 3; i++) odd |= g->in[i] > 1 ? g->xs[2 + i] : 0;
+  if (call->in[0].dtype != TRV_DTYPE_BF16 || g->xs[1] != 1) return 0;
+  if ((odd & 1) || ((uintptr_t)call->in[0].data & 3)) return 0;
+  *out = *g;
+  out->cg /= 2;
+  out->cin /= 2;
+  out->xs[0] /= 2;
+  for (int i = 2; i < 5; i++) out->xs[i] /= 2;
+  return 1;
+}
+
 void trvk_conv_gemm_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t tile,
-                        const trvk_gemm* gemm) {
+                        const trvk_gemm* gemm, const trvk_gemm* pairs) {
   const trvf_conv_attrs* attrs = call->attrs;
   const trv_tensor* bias = trvk_opt(call, 2);
   const trv_dim width = (trv_dim)gemm->np * TRVK_PANEL, strips = (g->og + width - 1) / width;
   const trv_dim phases = trvk_phase_count(g);
+  const uint32_t dtype = call->in[0].dtype;
+  trvk_conv_geo halved;
   state s;
-  s.g = g;
-  s.gemm = gemm;
+  const int paired = pairs && attrs->packed && by_pairs(call, g, &halved);
   s.x = call->in[0].data;
   s.w = call->in[1].data;
-  s.dtype = call->in[0].dtype;
+  s.dtype = paired ? TRV_DTYPE_F32 : dtype;
   s.packed = attrs->packed != 0;
+  s.halves = s.packed && s.dtype != TRV_DTYPE_F32;
+  if (s.halves) s.packed = 0;
   trvk_conv_epi(call, g, &s.epi, gemm);
+  if (paired) g = &halved;
+  s.g = g;
+  s.gemm = paired ? pairs : gemm;
+  s.floats = gemm;
+  s.cg = s.halves ? trvk_packed_k(dtype, g->cg) : g->cg;
   uint8_t* const out = s.epi.out;
   const uint8_t* const res = s.epi.res;
   s.in_place =
@@ -425,21 +470,21 @@ void trvk_conv_gemm_run(const trvk_call* call, const trvk_conv_geo* g, uint32_t 
       s.filled = -1;
       s.mr = trvk_even_rows(gemm, s.count);
       if (s.count > 0) set_pixels(&s, p0);
-      s.epi.out = trvk_at(out, s.dtype, group * g->og * g->ys[1]);
-      s.epi.res = res ? trvk_at(res, s.dtype, group * g->og * g->rs[1]) : NULL;
+      s.epi.out = trvk_at(out, dtype, group * g->og * g->ys[1]);
+      s.epi.res = res ? trvk_at(res, dtype, group * g->og * g->rs[1]) : NULL;
     }
     if (s.count == 0) continue;
     const trv_dim col = strip * width, n = g->og - col < width ? g->og - col : width;
     float buffer[TRVK_STRIP];
     const float* b = NULL;
     if (bias) {
-      const uint8_t* src = trvk_at(bias->data, s.dtype, (group * g->og + col) * g->bias_step);
+      const uint8_t* src = trvk_at(bias->data, dtype, (group * g->og + col) * g->bias_step);
       b = buffer;
-      if (s.dtype == TRV_DTYPE_F32 && g->bias_step == 1 && n % TRVK_PANEL == 0) {
+      if (dtype == TRV_DTYPE_F32 && g->bias_step == 1 && n % TRVK_PANEL == 0) {
         b = (const float*)(const void*)src;
       } else {
         memset(buffer, 0, sizeof buffer);
-        trvk_row_load(buffer, src, s.dtype, g->bias_step, n);
+        trvk_row_load(buffer, src, dtype, g->bias_step, n);
       }
     }
     unit(&s, col, n, b);

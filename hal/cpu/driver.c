@@ -16,21 +16,24 @@ typedef struct part_data { /* a part's vectors, verified by read_part */
   const trvf_command* commands;
   const uint32_t* args;
   const trvf_map_instr* code;
-  const uint8_t* attrs[TRV_OP_COUNT];
-  uint32_t attrs_count[TRV_OP_COUNT];
   uint32_t command_count, arg_count, code_count;
 } part_data;
 
+typedef struct chosen { /* what accept found for a command */
+  trvk_fn fn;
+  const void* attrs;
+  uint32_t tiles; /* for `workers` of the part */
+} chosen;
+
 struct trv_part {
   part_data data;
-  trvk_fn* fns;                           /* by command */
-  uint32_t* tiles;                        /* by command, for `workers` */
-  trv_tensor* tensors;                    /* arguments of the running command */
+  chosen* chosen;                         /* by command */
   uint32_t shape_epoch, workers, checked; /* of the last check */
 };
 
 static const uint8_t attrs_align[TRV_OP_COUNT] = {
 #define OP(op, attrs, min_in, max_in, min_out, max_out, max_tmp) _Alignof(trvf_##attrs##_attrs),
+#define WITHOUT(op) 1,
 #include "kernels.def"
 };
 
@@ -66,7 +69,7 @@ static trv_status cpu_open(void* mem, const void* config, trv_device** out_dev) 
 static void cpu_close(trv_device* dev) { (void)dev; }
 
 static void cpu_caps(trv_device* dev, trv_caps* out_caps) {
-  out_caps->flags = TRV_CAP_HOST_MEMORY;
+  out_caps->flags = TRV_CAP_HOST_MEMORY | TRV_CAP_THREADS;
   out_caps->alignment = 16;
   out_caps->memory_free = 0;
   out_caps->arch = trvk_isa_level(dev->isa);
@@ -76,27 +79,43 @@ static void cpu_caps(trv_device* dev, trv_caps* out_caps) {
  * -------------------------------------------------------------------------------------------------------
  */
 
-/* Reads the vectors of the flatbuffer; every pointer is good for its count. */
-static int read_part(part_data* p, trv_span data) {
+typedef struct part_reader {
   trv_fb fb;
-  const uint32_t root = trv_fb_open(&fb, data, "TRVC");
+  uint32_t root;
+  uint32_t op, count; /* the attributes read last: of which op, how many */
+  const uint8_t* attrs;
+} part_reader;
+
+/* Reads the vectors of the flatbuffer; every pointer is good for its count. */
+static int read_part(part_data* p, part_reader* r, trv_span data) {
+  trv_fb* fb = &r->fb;
+  const uint32_t root = trv_fb_open(fb, data, "TRVC");
+  r->root = root;
+  r->op = TRV_OP_COUNT;
   p->commands =
-      trv_fb_vector(&fb, root, TRVF_CPU_PART_COMMANDS, sizeof(trvf_command), 4, &p->command_count);
-  p->args = trv_fb_vector(&fb, root, TRVF_CPU_PART_ARGS, 4, 4, &p->arg_count);
-  p->code = trv_fb_vector(&fb, root, TRVF_CPU_PART_CODE, sizeof(trvf_map_instr), 8, &p->code_count);
-  for (uint32_t i = 0; i < TRV_OP_COUNT; i++)
-    p->attrs[i] = trv_fb_vector(&fb, root, TRVF_CPU_PART_MAP + 2 * i, trvk_ops[i].attrs_size,
-                                attrs_align[i], &p->attrs_count[i]);
-  return root != 0 && !fb.bad;
+      trv_fb_vector(fb, root, TRVF_CPU_PART_COMMANDS, sizeof(trvf_command), 4, &p->command_count);
+  p->args = trv_fb_vector(fb, root, TRVF_CPU_PART_ARGS, 4, 4, &p->arg_count);
+  p->code = trv_fb_vector(fb, root, TRVF_CPU_PART_CODE, sizeof(trvf_map_instr), 8, &p->code_count);
+  return root != 0 && !fb->bad;
+}
+
+/* The attributes of a command whose op is known; NULL where there are none. */
+static const void* read_attrs(part_reader* r, const trvf_command* c) {
+  const uint32_t size = trvk_ops[c->op].attrs_size;
+  if (c->op != r->op)
+    r->attrs = trv_fb_vector(&r->fb, r->root, TRVF_CPU_PART_MAP + 2u * c->op, size,
+                             attrs_align[c->op], &r->count);
+  r->op = c->op;
+  return c->attrs < r->count ? r->attrs + (size_t)c->attrs * size : NULL;
 }
 
 /* The call of a command, tensors apart. */
-static void fill_call(trvk_call* call, const part_data* p, const trvf_command* c,
+static void fill_call(trvk_call* call, const part_data* p, const trvf_command* c, const void* attrs,
                       const trv_view* view, trv_tensor* tensors, uint32_t* fault) {
   call->in = tensors;
   call->out = tensors + c->n_in;
   call->tmp = tensors + c->n_in + c->n_out;
-  call->attrs = p->attrs[c->op] + (size_t)c->attrs * trvk_ops[c->op].attrs_size;
+  call->attrs = attrs;
   call->code = p->code;
   call->dims = view->dims;
   call->dim_table = view->dim_table;
@@ -109,24 +128,29 @@ static void fill_call(trvk_call* call, const part_data* p, const trvf_command* c
   call->n_tmp = c->n_tmp;
 }
 
-/* Proves command i as far as that is possible without dims; *out_fn: its kernel. */
-static trv_status accept(const part_data* p, uint32_t i, const trv_view* view, uint32_t isa,
-                         trvk_fn* out_fn, trv_diag* diag) {
+/* Proves command i as far as that is possible without dims; *found: its kernel and attributes. */
+static trv_status accept(const part_data* p, part_reader* reader, uint32_t i, const trv_view* view,
+                         uint32_t isa, chosen* found, trv_diag* diag) {
   const trvf_command* c = &p->commands[i];
   const uint32_t n = (uint32_t)c->n_in + c->n_out + c->n_tmp;
   if (c->op >= TRV_OP_COUNT)
     return refuse(diag, TRV_VERSION, c->time, TRVK_SAY("unknown operator"), TRV_OP_COUNT - 1,
                   c->op);
+  if (trvk_ops[c->op].check == NULL)
+    return refuse(diag, TRV_UNSUPPORTED, c->time, TRVK_SAY("this build is without the operator"), 0,
+                  c->op);
   if (n > TRVK_MAX_ARGS || c->args > p->arg_count || n > p->arg_count - c->args)
     return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("arguments outside the part"), p->arg_count,
                   c->args);
-  if (c->attrs >= p->attrs_count[c->op])
-    return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("attributes outside the part"),
-                  p->attrs_count[c->op], c->attrs);
+  found->attrs = read_attrs(reader, c);
+  if (found->attrs == NULL)
+    return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("attributes outside the part"), reader->count,
+                  c->attrs);
   trv_tensor tensors[TRVK_MAX_ARGS];
-  memset(tensors, 0, sizeof(tensors[0]) * n);
   for (uint32_t k = 0; k < n; k++) {
     const uint32_t id = p->args[c->args + k];
+    tensors[k].dtype = TRV_DTYPE_NONE; /* nothing but dtype and rank is looked at */
+    tensors[k].rank = 0;
     if (id == TRV_NONE && k < c->n_in) continue; /* trvk_verify knows which may be missing */
     if (id >= view->value_count)
       return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("no such value"), view->value_count, id);
@@ -135,6 +159,9 @@ static trv_status accept(const part_data* p, uint32_t i, const trv_view* view, u
     if (trv_dtype_size(tensors[k].dtype) == 0 || tensors[k].rank > TRV_MAX_RANK)
       return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("bad dtype or rank"), TRV_DTYPE_COUNT,
                     tensors[k].dtype);
+    if (!trv_view_readable(view, id))
+      return refuse(diag, TRV_UNSUPPORTED, c->time, TRVK_SAY("a value is not in host memory"), 0,
+                    id);
     if (k >= c->n_in && !trv_view_writable(view, id))
       return refuse(diag, TRV_FORMAT, c->time, TRVK_SAY("a command writes a constant or an input"),
                     0, id);
@@ -142,7 +169,7 @@ static trv_status accept(const part_data* p, uint32_t i, const trv_view* view, u
   trvk_call call;
   uint32_t fault = 0;
   int64_t expected = 0, got = 0;
-  fill_call(&call, p, c, view, tensors, &fault);
+  fill_call(&call, p, c, found->attrs, view, tensors, &fault);
   const char* what = trvk_verify(c->op, &call, &expected, &got);
   const int sizes = c->op == TRV_OP_NONZERO || c->op == TRV_OP_ITEM;
   if (what == NULL && sizes &&
@@ -158,73 +185,59 @@ static trv_status accept(const part_data* p, uint32_t i, const trv_view* view, u
                        out->dim[0], &expected, &got);
   }
   if (what) return refuse(diag, TRV_FORMAT, c->time, what, expected, got);
-  *out_fn = c->isa ? trvk_select(c->op, &call, isa & c->isa) : NULL; /* what tuning chose */
-  if (*out_fn == NULL) *out_fn = trvk_select(c->op, &call, isa);
-  if (*out_fn == NULL)
+  found->fn = c->isa ? trvk_select(c->op, &call, isa & c->isa) : NULL; /* what tuning chose */
+  if (found->fn == NULL) found->fn = trvk_select(c->op, &call, isa);
+  if (found->fn == NULL)
     return refuse(diag, TRV_UNSUPPORTED, c->time, TRVK_SAY("no kernel for these dtypes"), 0,
                   tensors[0].dtype);
   return TRV_OK;
 }
 
-typedef struct part_layout {
-  size_t fns, tensors, tiles, bytes;
-} part_layout;
-
-/* Counts are below 2^31 / 16 (they come out of a flatbuffer), so nothing overflows a 32-bit size_t
- * but the sum. */
-static int lay_out(const part_data* p, part_layout* l) {
-  uint32_t args = 1;
-  for (uint32_t i = 0; i < p->command_count; i++) {
-    const uint32_t n = (uint32_t)p->commands[i].n_in + p->commands[i].n_out + p->commands[i].n_tmp;
-    if (n > args) args = n;
-  }
-  uint64_t at = sizeof(trv_part);
-  at = (at + 15) & ~(uint64_t)15;
-  l->tensors = (size_t)at;
-  at += (uint64_t)args * sizeof(trv_tensor);
-  l->fns = (size_t)at;
-  at += (uint64_t)p->command_count * sizeof(trvk_fn);
-  l->tiles = (size_t)at;
-  at += (uint64_t)p->command_count * sizeof(uint32_t);
-  l->bytes = (size_t)at;
-  return at <= SIZE_MAX / 2;
+/* Where a part's `chosen` lie, and all that it takes. Counts are below 2^31 / 16 (they come out of
+ * a flatbuffer). */
+#define PART_ROOM ((sizeof(trv_part) + 15) & ~(size_t)15)
+static int lay_out(const part_data* p, size_t* out_bytes) {
+  const uint64_t bytes = PART_ROOM + (uint64_t)p->command_count * sizeof(chosen);
+  *out_bytes = (size_t)bytes;
+  return bytes <= SIZE_MAX / 2;
 }
 
 static trv_status cpu_part_need(trv_device* dev, const trv_part_desc* desc, size_t* out_bytes,
                                 trv_diag* diag) {
   part_data p;
-  part_layout layout;
+  part_reader reader;
+  size_t bytes;
   *out_bytes = 0;
   if (strcmp(desc->format, "cpu.1") != 0)
     return refuse(diag, TRV_VERSION, TRV_NONE, TRVK_SAY("the part's format is not cpu.1"), 0, 0);
-  if (!read_part(&p, desc->data))
+  if (!read_part(&p, &reader, desc->data))
     return refuse(diag, TRV_FORMAT, TRV_NONE, TRVK_SAY("damaged part"), 0, 0);
   for (uint32_t i = 0; i < p.command_count; i++) {
-    trvk_fn fn;
-    const trv_status status = accept(&p, i, desc->view, dev->isa, &fn, diag);
+    chosen found;
+    const trv_status status = accept(&p, &reader, i, desc->view, dev->isa, &found, diag);
     if (status != TRV_OK) return status;
   }
-  if (!lay_out(&p, &layout))
+  if (!lay_out(&p, &bytes))
     return refuse(diag, TRV_MEMORY, TRV_NONE, TRVK_SAY("part too large for this machine"), 0, 0);
-  *out_bytes = layout.bytes;
+  *out_bytes = bytes;
   return TRV_OK;
 }
 
 static trv_status cpu_part_open(trv_device* dev, const trv_part_desc* desc, void* mem,
                                 trv_part** out_part) {
   trv_part* part = mem;
-  part_layout layout;
+  part_reader reader;
+  size_t bytes;
   *out_part = NULL;
-  if (!read_part(&part->data, desc->data) || !lay_out(&part->data, &layout)) return TRV_FORMAT;
-  uint8_t* base = mem;
-  part->tensors = (trv_tensor*)(void*)(base + layout.tensors);
-  part->fns = (trvk_fn*)(void*)(base + layout.fns);
-  part->tiles = (uint32_t*)(void*)(base + layout.tiles);
+  if (!read_part(&part->data, &reader, desc->data) || !lay_out(&part->data, &bytes))
+    return TRV_FORMAT;
+  part->chosen = (chosen*)(void*)((uint8_t*)mem + PART_ROOM);
   part->checked = 0;
   part->shape_epoch = 0;
   part->workers = 0;
   for (uint32_t i = 0; i < part->data.command_count; i++) {
-    const trv_status status = accept(&part->data, i, desc->view, dev->isa, &part->fns[i], NULL);
+    const trv_status status =
+        accept(&part->data, &reader, i, desc->view, dev->isa, &part->chosen[i], NULL);
     if (status != TRV_OK) return status;
   }
   *out_part = part;
@@ -239,22 +252,23 @@ static void cpu_part_close(trv_device* dev, trv_part* part) {
 /* ---- running
  * ----------------------------------------------------------------------------------------------------------
  */
-static inline void resolve(const trv_part* part, const trvf_command* c, const trv_view* view) {
+static inline void resolve(const trv_part* part, const trvf_command* c, const trv_view* view,
+                           trv_tensor* tensors) {
   const uint32_t n = (uint32_t)c->n_in + c->n_out + c->n_tmp, *ids = part->data.args + c->args;
   for (uint32_t k = 0; k < n; k++) {
     if (ids[k] == TRV_NONE)
-      memset(&part->tensors[k], 0, sizeof(part->tensors[k]));
+      memset(&tensors[k], 0, sizeof(tensors[k]));
     else
-      trv_view_tensor(view, ids[k], &part->tensors[k]);
+      trv_view_tensor(view, ids[k], &tensors[k]);
   }
 }
 
 /* Rows that nonzero may write: its dimension has no value yet, so the bound counts, as far as
  * memory goes. */
-static void set_room(const trv_part* part, const trvf_command* c, const trv_view* view) {
+static void set_room(const trv_part* part, const trvf_command* c, const trv_view* view,
+                     trv_tensor* out) {
   const uint32_t id = part->data.args[c->args + 1];
   const trvf_value* f = &view->values[id];
-  trv_tensor* out = &part->tensors[1];
   const trv_buf* region = &view->regions[view->storages[f->storage].region];
   const size_t element = trv_dtype_size(f->dtype), at = (size_t)(out->data - region->host);
   const int64_t bound = view->dim_table[f->dim[0]].max;
@@ -273,10 +287,10 @@ static void set_room(const trv_part* part, const trvf_command* c, const trv_view
 /* Sizes whose product no address computation can overflow, and outputs that are not larger than
  * their memory: strides of 0 may claim any number of elements without leaving a storage. */
 static const char* check_counts(const trv_part* part, const trvf_command* c, const trv_view* view,
-                                int64_t* expected, int64_t* got) {
+                                const trv_tensor* tensors, int64_t* expected, int64_t* got) {
   const uint32_t n = (uint32_t)c->n_in + c->n_out + c->n_tmp, *ids = part->data.args + c->args;
   for (uint32_t k = 0; k < n; k++) {
-    const trv_tensor* t = &part->tensors[k];
+    const trv_tensor* t = &tensors[k];
     uint64_t most = PTRDIFF_MAX / 16, count = 1;
     int empty = 0;
     for (uint32_t i = 0; i < t->rank; i++) empty |= t->dim[i] == 0;
@@ -297,17 +311,18 @@ static const char* check_counts(const trv_part* part, const trvf_command* c, con
 static trv_status check_part(trv_part* part, const trv_run* run, uint32_t workers) {
   const trv_view* view = run->view;
   uint32_t fault = 0;
+  trv_tensor tensors[TRVK_MAX_ARGS];
   trvk_call call;
   part->checked = 0;
   for (uint32_t i = 0; i < part->data.command_count; i++) {
     const trvf_command* c = &part->data.commands[i];
     int64_t expected = 0, got = 0;
-    resolve(part, c, view);
-    fill_call(&call, &part->data, c, view, part->tensors, &fault);
-    const char* what = check_counts(part, c, view, &expected, &got);
+    resolve(part, c, view, tensors);
+    fill_call(&call, &part->data, c, part->chosen[i].attrs, view, tensors, &fault);
+    const char* what = check_counts(part, c, view, tensors, &expected, &got);
     if (what == NULL) what = trvk_ops[c->op].check(&call, &expected, &got);
     if (what) return refuse(run->diag, TRV_ARGUMENT, c->time, what, expected, got);
-    part->tiles[i] =
+    part->chosen[i].tiles =
         trvk_ops[c->op].tiles(&call, c->workers && c->workers < workers ? c->workers : workers);
   }
   part->workers = workers;
@@ -330,8 +345,8 @@ static void run_tile(void* ctx, uint32_t i) {
 static void tell(const trv_hooks* hooks, const trv_part* part, uint32_t i) {
   const trvf_command* c = &part->data.commands[i];
   if (hooks->size >= sizeof(*hooks) && hooks->work) {
-    trv_work work = {sizeof(work), c->time, part->tiles[i], 0, ""};
-    trvk_describe(c->op, part->fns[i], &work);
+    trv_work work = {sizeof(work), c->time, part->chosen[i].tiles, 0, ""};
+    trvk_describe(c->op, part->chosen[i].fn, &work);
     hooks->work(hooks->self, &work);
   }
   if (hooks->begin) hooks->begin(hooks->self, c->time);
@@ -349,19 +364,20 @@ static trv_status cpu_run(trv_device* dev, trv_part* part, const trv_run* run,
     if (status != TRV_OK) return status;
   }
   uint32_t fault = 0;
+  trv_tensor tensors[TRVK_MAX_ARGS];
   trvk_call call;
   for (uint32_t i = 0; i < part->data.command_count; i++) {
     const trvf_command* c = &part->data.commands[i];
-    resolve(part, c, view);
-    fill_call(&call, &part->data, c, view, part->tensors, &fault);
-    call.tiles = part->tiles[i];
-    if (c->op == TRV_OP_NONZERO) set_room(part, c, view);
+    resolve(part, c, view, tensors);
+    fill_call(&call, &part->data, c, part->chosen[i].attrs, view, tensors, &fault);
+    call.tiles = part->chosen[i].tiles;
+    if (c->op == TRV_OP_NONZERO) set_room(part, c, view, &tensors[1]);
     if (hooks) tell(hooks, part, i);
     if (call.tiles <= 1) {
       call.tiles = 1;
-      part->fns[i](&call, 0);
+      part->chosen[i].fn(&call, 0);
     } else {
-      tile_job job = {part->fns[i], &call};
+      tile_job job = {part->chosen[i].fn, &call};
       run->runner->run(run->runner->self, run_tile, &job, call.tiles);
     }
     if (hooks && hooks->end) hooks->end(hooks->self, c->time);

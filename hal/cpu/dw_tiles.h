@@ -4,7 +4,7 @@
  * Neighbouring outputs share inputs and weights: a tile of outputs times one vector of channels
  * keeps its sums in registers over the whole window. Tiles at the border skip columns beyond it.
  */
-#if TRVV_N == 16
+#if TRVV_N == 16 || defined(__aarch64__)
 #define TRVG_DW 8 /* outputs of a tile */
 #else
 #define TRVG_DW 4
@@ -18,28 +18,38 @@ TRVV_INLINE void dw_body(const trvk_dw* d, trv_dim first, const int outs, trv_di
   const trvv b = d->bias ? trvv_load(d->bias + ch) : trvv_set(0.0f);
   TRVV_UNROLL for (int i = 0; i < outs; i++) sum[i] = b;
   const float* w = d->w + ch;
-  const trv_dim at = d->at + first * d->stride;
-  for (trv_dim y = 0; y < d->kh; y++, w += d->w_row) {
-    if (d->x[y] == NULL) continue;
-    const float* x = d->x[y] + ch;
+  const float* const* rows = d->x;
+  const trv_dim at = d->at + first * d->stride, kh = d->kh, wc = d->wc, w_row = d->w_row,
+                in = d->in;
+  const trv_dim dilation = d->dilation, x_column = d->x_column, tap_step = dilation * x_column;
+  const trv_dim from = at * x_column + ch;
+  for (trv_dim y = 0; y < kh; y++, w += w_row) {
+    if (rows[y] == NULL) continue;
+    const float* x = rows[y];
     if (step > 0) {
-      trvv tap[5];
-      TRVV_UNROLL for (int k = 0; k < kw; k++) tap[k] = trvv_load(w + k * d->wc);
-      TRVV_UNROLL for (int j = 0; j < (outs - 1) * step + kw; j++) {
-        const trv_dim column = at + j * d->dilation;
-        if (edge && (column < 0 || column >= d->in)) continue;
-        const trvv v = trvv_load(x + column * d->x_column);
+      const int columns = (outs - 1) * step + kw;
+      trvv tap[5], ahead = trvv_set(0.0f); /* loads come early, for machines that run in order */
+      if (!edge) ahead = trvv_load(x + from);
+      TRVV_UNROLL for (int k = 0; k < kw; k++) tap[k] = trvv_load(w + k * wc);
+      trv_dim column = at, x_at = from;
+      TRVV_UNROLL for (int j = 0; j < columns; j++) {
+        const int out = edge && (column < 0 || column >= in);
+        const trvv v = edge && !out ? trvv_load(x + x_at) : ahead;
+        column += dilation;
+        x_at += tap_step;
+        if (out) continue;
+        if (!edge && j + 1 < columns) ahead = trvv_load(x + x_at);
         TRVV_UNROLL for (int k = 0; k < kw;
                          k++) if (j >= k && (j - k) % step == 0 && (j - k) / step < outs)
             sum[(j - k) / step] = trvv_fma(tap[k], v, sum[(j - k) / step]);
       }
     } else {
       for (trv_dim k = 0; k < d->kw; k++) {
-        const trvv v = trvv_load(w + k * d->wc);
+        const trvv v = trvv_load(w + k * wc);
         TRVV_UNROLL for (int i = 0; i < outs; i++) {
-          const trv_dim column = at + k * d->dilation + i * d->stride;
-          if (edge && (column < 0 || column >= d->in)) continue;
-          sum[i] = trvv_fma(v, trvv_load(x + column * d->x_column), sum[i]);
+          const trv_dim column = at + k * dilation + i * d->stride;
+          if (edge && (column < 0 || column >= in)) continue;
+          sum[i] = trvv_fma(v, trvv_load(x + ch + column * x_column), sum[i]);
         }
       }
     }

@@ -121,14 +121,14 @@ int trvk_packed_ok(const trv_tensor* t, size_t need) {
 }
 
 const char* trvk_out_check(const trv_tensor* t, int64_t* expected, int64_t* got) {
+  const uint64_t most = PTRDIFF_MAX / 8; /* elements, of up to 8 bytes */
   uint64_t count = 1, extent = 1;
   for (uint32_t i = 0; i < t->rank; i++)
     if (t->dim[i] == 0) return NULL;
   for (uint32_t i = 0; i < t->rank; i++) {
     const uint64_t d = (uint64_t)t->dim[i],
                    step = (uint64_t)(t->stride[i] < 0 ? -t->stride[i] : t->stride[i]);
-    if (d > 1 && (step == 0 || count > (uint64_t)PTRDIFF_MAX / d ||
-                  extent > (uint64_t)PTRDIFF_MAX / d / 8 / step))
+    if (d > 1 && (step == 0 || count > most / d || d - 1 > (most - extent) / step))
       return trvk_fail(TRVK_SAY("the output's axis overlaps itself or overflows"), 1, t->stride[i],
                        expected, got);
     count *= d;

@@ -240,8 +240,8 @@ void trvk_pack_panels(float* dst, const uint8_t* src, uint32_t dtype, trv_dim k_
 static inline trv_dim trvk_panels(trv_dim n) { return n / TRVK_PANEL + (n % TRVK_PANEL != 0); }
 static inline trv_dim trvk_round16(trv_dim n) { return trvk_panels(n) * TRVK_PANEL; }
 
-/* Elements of a packed matmul weight of f16 ([N / 16][K][16], as of floats) or bf16 (pairs along K:
- * [N / 16][ceil(K / 2)][16][2]). */
+/* Rows of a packed weight of f16 ([N / 16][K][16], as of floats) or bf16 (pairs along K: [N /
+ * 16][ceil(K / 2)][16][2]). */
 static inline trv_dim trvk_packed_k(uint32_t dtype, trv_dim k) {
   return dtype == TRV_DTYPE_BF16 ? k + (k & 1) : k;
 }
@@ -259,7 +259,8 @@ int trvk_packed_ok(const trv_tensor* t, size_t need);
 /* pairs: tiles and stream that take pairs of bf16 for floats, or NULL. */
 void trvk_matmul_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g,
                      const trvk_gemm* pairs);
-void trvk_conv_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g);
+void trvk_conv_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g,
+                   const trvk_gemm* pairs);
 void trvk_attention_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g);
 void trvk_rnn_run(const trvk_call* call, uint32_t tile, const trvk_gemm* g);
 #endif

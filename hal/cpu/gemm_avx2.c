@@ -20,7 +20,7 @@ void trvk_matmul__avx2(const trvk_call* call, uint32_t tile) {
   trvk_matmul_run(call, tile, &trvk_gemm_avx2, NULL);
 }
 void trvk_conv__avx2(const trvk_call* call, uint32_t tile) {
-  trvk_conv_run(call, tile, &trvk_gemm_avx2);
+  trvk_conv_run(call, tile, &trvk_gemm_avx2, NULL);
 }
 void trvk_attention__avx2(const trvk_call* call, uint32_t tile) {
   trvk_attention_run(call, tile, &trvk_gemm_avx2);

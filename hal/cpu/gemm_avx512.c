@@ -22,7 +22,7 @@ void trvk_matmul__avx512(const trvk_call* call, uint32_t tile) {
   trvk_matmul_run(call, tile, &trvk_gemm_avx512, NULL);
 }
 void trvk_conv__avx512(const trvk_call* call, uint32_t tile) {
-  trvk_conv_run(call, tile, &trvk_gemm_avx512);
+  trvk_conv_run(call, tile, &trvk_gemm_avx512, NULL);
 }
 void trvk_attention__avx512(const trvk_call* call, uint32_t tile) {
   trvk_attention_run(call, tile, &trvk_gemm_avx512);

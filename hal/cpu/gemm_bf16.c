@@ -25,6 +25,9 @@ const trvk_gemm trvk_gemm_bf16 = {
 void trvk_matmul__avx512bf16(const trvk_call* call, uint32_t tile) {
   trvk_matmul_run(call, tile, &trvk_gemm_avx512, &trvk_gemm_bf16);
 }
+void trvk_conv__avx512bf16(const trvk_call* call, uint32_t tile) {
+  trvk_conv_run(call, tile, &trvk_gemm_avx512, &trvk_gemm_bf16);
+}
 #if defined(__clang__)
 #pragma clang attribute pop
 #endif

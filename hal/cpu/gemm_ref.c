@@ -1,5 +1,9 @@
 /* gemm_ref.c - the tiles of gemm.h for the instruction set that the whole library is compiled for.
  */
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(__clang__)
+/* Ordered for latency before registers are given out, 24 sums and their operands would spill. */
+#pragma GCC optimize("no-schedule-insns")
+#endif
 #define TRVV_N 4
 #define TRVG_NP 1
 #if defined(__aarch64__)
@@ -19,7 +23,7 @@ void trvk_matmul__ref(const trvk_call* call, uint32_t tile) {
   trvk_matmul_run(call, tile, &trvk_gemm_ref, NULL);
 }
 void trvk_conv__ref(const trvk_call* call, uint32_t tile) {
-  trvk_conv_run(call, tile, &trvk_gemm_ref);
+  trvk_conv_run(call, tile, &trvk_gemm_ref, NULL);
 }
 void trvk_attention__ref(const trvk_call* call, uint32_t tile) {
   trvk_attention_run(call, tile, &trvk_gemm_ref);

@@ -13,6 +13,9 @@
 /* sum + x * w. gemm_bf16.c: x and w are pairs of bfloat16 that lie in K beside each other. */
 #ifndef TRVG_MAC
 #define TRVG_MAC(x, w, sum) trvv_fma(x, w, sum)
+#if defined(TRVV_FMA_LANE)
+#define TRVG_MAC_LANE(x, lane, w, sum) TRVV_FMA_LANE(x, lane, w, sum)
+#endif
 #endif
 
 TRVV_INLINE void tile_body(const trvk_tile* t, const int mr, const int np) {
@@ -33,8 +36,22 @@ TRVV_INLINE void tile_body(const trvk_tile* t, const int mr, const int np) {
     const float* b = t->b[tap] + t->b_off;
     const float* a[TRVG_MR];
     TRVV_UNROLL for (int m = 0; m < mr; m++) a[m] = t->rows[tap * t->row_step + m];
-    trv_dim at = 0;
-    for (trv_dim k = 0; k < kc; k++) {
+    trv_dim k = 0;
+#if defined(TRVG_MAC_LANE)
+    if (ak == 1)
+      for (; k + TRVV_N <= kc; k += TRVV_N) {
+        trvv x[TRVG_MR];
+        TRVV_UNROLL for (int m = 0; m < mr; m++) x[m] = trvv_load(a[m] + k);
+        TRVV_UNROLL for (int i = 0; i < TRVV_N; i++, b += bk) {
+          TRVV_UNROLL for (int j = 0; j < nv; j++) { /* one at a time: registers are short */
+            const trvv w = trvv_load(b + j / TRVG_VP * bp + j % TRVG_VP * TRVV_N);
+            TRVV_UNROLL for (int m = 0; m < mr; m++) sum[m][j] =
+                TRVG_MAC_LANE(x[m], i, w, sum[m][j]);
+          }
+        }
+      }
+#endif
+    for (trv_dim at = k * ak; k < kc; k++) {
       trvv w[TRVG_NP * TRVG_VP];
       TRVV_UNROLL for (int j = 0; j < nv; j++) w[j] =
           trvv_load(b + j / TRVG_VP * bp + j % TRVG_VP * TRVV_N);
@@ -111,6 +128,28 @@ TRVV_INLINE void stream_panel(const float* a, const float* b, trv_dim kc, trv_di
   trvv s1[TRVG_VP], s2[TRVG_VP], s3[TRVG_VP];
   TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) s1[j] = s2[j] = s3[j] = trvv_set(0.0f);
   trv_dim k = 0;
+#if defined(TRVG_MAC_LANE)
+  if (ak == 1)
+    for (; k + 4 <= kc;
+         k += 4, b += 4 * bk) { /* loads well ahead, for machines that run in order */
+      const trvv x = trvv_load(a + k);
+      trvv w[4 * TRVG_VP];
+      TRVV_UNROLL for (int j = 0; j < 2 * TRVG_VP; j++) w[j] =
+          trvv_load(b + j / TRVG_VP * bk + j % TRVG_VP * TRVV_N);
+      TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) {
+        sum[j] = TRVG_MAC_LANE(x, 0, w[j], sum[j]);
+        w[2 * TRVG_VP + j] = trvv_load(b + 2 * bk + j * TRVV_N);
+      }
+      TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) {
+        s1[j] = TRVG_MAC_LANE(x, 1, w[TRVG_VP + j], s1[j]);
+        w[3 * TRVG_VP + j] = trvv_load(b + 3 * bk + j * TRVV_N);
+      }
+      TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) s2[j] =
+          TRVG_MAC_LANE(x, 2, w[2 * TRVG_VP + j], s2[j]);
+      TRVV_UNROLL for (int j = 0; j < TRVG_VP; j++) s3[j] =
+          TRVG_MAC_LANE(x, 3, w[3 * TRVG_VP + j], s3[j]);
+    }
+#endif
   for (; k + 4 <= kc; k += 4, b += 4 * bk) {
     const trvv x0 = trvv_set(a[k * ak]), x1 = trvv_set(a[(k + 1) * ak]);
     const trvv x2 = trvv_set(a[(k + 2) * ak]), x3 = trvv_set(a[(k + 3) * ak]);
@@ -251,6 +290,16 @@ static void widen_row(float* dst, const uint16_t* src, uint32_t dtype, trv_dim n
 static void narrow_row(uint16_t* dst, const float* src, uint32_t dtype, trv_dim n) {
   trv_dim i = 0;
   if (dtype == TRV_DTYPE_BF16) {
+#if defined(__GNUC__)
+    typedef uint16_t shorts __attribute__((vector_size(2 * TRVV_N)));
+    for (; i + TRVV_N <= n; i += TRVV_N) { /* as trvk_float_to_bfloat */
+      const trvv_u u = (trvv_u)trvv_load(src + i), high = u >> 16;
+      const trvv_u nan = (trvv_u)((trvv_i)(u & 0x7FFFFFFFu) > 0x7F800000);
+      const trvv_u r = (nan & (high | 0x40u)) | (~nan & ((u + 0x7FFFu + (high & 1u)) >> 16));
+      const shorts h = __builtin_convertvector(r, shorts);
+      memcpy(dst + i, &h, sizeof h);
+    }
+#endif
     for (; i < n; i++) dst[i] = trvk_float_to_bfloat(src[i]);
     return;
   }

@@ -15,6 +15,7 @@
 #define X86_2 (TRVK_ISA_REF | TRVK_ISA_AVX2)
 #define X86_512 (X86_2 | TRVK_ISA_AVX512)
 #define ARM_DOT (TRVK_ISA_REF | TRVK_ISA_DOTPROD)
+#define ARM_DSP (TRVK_ISA_REF | TRVK_ISA_DSP)
 
 /* Best first. */
 static const struct {
@@ -29,6 +30,8 @@ static const struct {
               {"i8mm", ARM_DOT | TRVK_ISA_I8MM},
               {"dotprod", ARM_DOT},
               {"rvv", TRVK_ISA_REF | TRVK_ISA_RVV},
+              {"mve", ARM_DSP | TRVK_ISA_MVE},
+              {"dsp", ARM_DSP},
               {"ref", TRVK_ISA_REF}};
 #define LEVELS (sizeof levels / sizeof levels[0])
 
@@ -56,6 +59,13 @@ static uint32_t machine(void) {
   have |= TRVK_ISA_DOTPROD; /* every Apple silicon Mac */
 #elif defined(__riscv) && defined(__linux__)
   if (getauxval(AT_HWCAP) >> ('v' - 'a') & 1) have |= TRVK_ISA_RVV;
+#endif
+  /* Cortex-M tells nothing while running: what the library is compiled for. */
+#if TRVK_M_DSP
+  have |= TRVK_ISA_DSP;
+#endif
+#if TRVK_M_MVE
+  have |= TRVK_ISA_MVE;
 #endif
   return have;
 }

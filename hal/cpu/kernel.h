@@ -13,7 +13,9 @@
 
 #include "trivet/hal.h"
 
-#define TRVK_MAX_ARGS 32 /* inputs + outputs + scratch of one command */
+#ifndef TRVK_MAX_ARGS
+#define TRVK_MAX_ARGS 32 /* inputs + outputs + scratch of one command; fewer need less stack */
+#endif
 
 /* Faults: bits set in *call->fault. */
 #define TRVK_FAULT_INDEX 1u /* an index value was out of range */
@@ -69,6 +71,40 @@ trvk_fn trvk_select(uint32_t op, const trvk_call* call, uint32_t isa_mask);
 #define TRVK_ISA_I8MM ((uint32_t)TRV_ISA_I8MM)
 #define TRVK_ISA_ARMBF16 ((uint32_t)TRV_ISA_ARMBF16)
 #define TRVK_ISA_RVV ((uint32_t)TRV_ISA_RVV)
+#define TRVK_ISA_DSP ((uint32_t)TRV_ISA_DSP)
+#define TRVK_ISA_MVE ((uint32_t)TRV_ISA_MVE)
+
+/* Does the compiler target a Cortex-M? */
+#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
+#define TRVK_M 1
+#else
+#define TRVK_M 0
+#endif
+/* And one that has them? dsp: 16-bit pairs (SMLAD); mve: Helium, integers
+ * at least. */
+#if TRVK_M && defined(__ARM_FEATURE_DSP)
+#define TRVK_M_DSP 1
+#else
+#define TRVK_M_DSP 0
+#endif
+#if TRVK_M && defined(__ARM_FEATURE_MVE)
+#define TRVK_M_MVE 1
+#else
+#define TRVK_M_MVE 0
+#endif
+#define TRVK_ISA_M (TRVK_M ? TRVK_ISA_REF : 0x8000u) /* of rows for every Cortex-M */
+#if TRVK_M_MVE && (__ARM_FEATURE_MVE & 2)            /* and its floats */
+#define TRVK_M_MVE_FLOAT 1
+#else
+#define TRVK_M_MVE_FLOAT 0
+#endif
+
+/* Outputs that averages and poolings compute at once: less of a small stack. */
+#if defined(__ARM_ARCH_PROFILE) && __ARM_ARCH_PROFILE == 'M'
+#define TRVK_POOL_LANES 16
+#else
+#define TRVK_POOL_LANES 64
+#endif
 
 /* ---- helpers
  * -----------------------------------------------------------------------------------------------------

@@ -12,10 +12,12 @@ const trvk_op trvk_ops[TRV_OP_COUNT] = {
    max_tmp,                                                      \
    trvk_##op##_check,                                            \
    trvk_##op##_tiles},
+#define WITHOUT(op) {"", 0, 0, 0, 0, 0, 0, NULL, NULL},
 #include "kernels.def"
 };
 
 enum {
+#define WITHOUT(op) OP_##op,
 #define OP(op, attrs, min_in, max_in, min_out, max_out, max_tmp) OP_##op,
 #include "kernels.def"
   OP_COUNT
@@ -43,12 +45,47 @@ static const kernel_row rows[] = {
 #include "kernels.def"
 };
 
-trvk_fn trvk_select(uint32_t op, const trvk_call* call, uint32_t isa_mask) {
-  for (size_t i = sizeof(rows) / sizeof(rows[0]); i-- > 0;)
-    if (rows[i].op == op && (rows[i].isa & isa_mask) == rows[i].isa && rows[i].match(call))
-      return rows[i].fn;
+static const kernel_row* find(const kernel_row* from, size_t count, uint32_t op,
+                              const trvk_call* call, uint32_t isa_mask) {
+  /* no other kernel may read weights by rows, whatever it matches */
+  const int by_rows = (op == TRV_OP_QCONV && trvk_is_conv_rows(call)) ||
+                      (op == TRV_OP_QMATMUL && trvk_is_any_matmul_rows(call));
+  for (size_t i = count; i-- > 0;)
+    if (from[i].op == op && (from[i].isa & isa_mask) == from[i].isa &&
+        (!by_rows || from[i].match == trvk_is_conv_rows || from[i].match == trvk_is_matmul_rows ||
+         from[i].match == trvk_is_matmul_rows_real) &&
+        from[i].match(call))
+      return &from[i];
   return NULL;
 }
+
+trvk_fn trvk_select(uint32_t op, const trvk_call* call, uint32_t isa_mask) {
+  const kernel_row* row = find(rows, sizeof(rows) / sizeof(rows[0]), op, call, isa_mask);
+  return row ? row->fn : NULL;
+}
+
+#ifndef TRV_NO_TEXT
+const char* trvk_select_name(uint32_t op, const trv_tensor* args, uint32_t n_in, uint32_t n_out,
+                             const void* attrs, const trvf_map_instr* code, uint32_t code_count,
+                             uint32_t isa_mask) {
+  static const kernel_row every[] = {
+#define TRVK_EVERY_ROW
+#define K(op, match, isa, function) {OP_##op, TRVK_ISA_##isa, trvk_is_##match, NULL, #function},
+#include "kernels.def"
+#undef TRVK_EVERY_ROW
+  };
+  const trvk_call call = {.in = args,
+                          .out = args + n_in,
+                          .attrs = attrs,
+                          .code = code,
+                          .code_count = code_count,
+                          .tiles = 1,
+                          .n_in = (uint8_t)n_in,
+                          .n_out = (uint8_t)n_out};
+  const kernel_row* row = find(every, sizeof(every) / sizeof(every[0]), op, &call, isa_mask);
+  return row ? row->name : NULL;
+}
+#endif
 
 void trvk_describe(uint32_t op, trvk_fn fn, trv_work* out) {
   for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -84,7 +121,8 @@ const char* trvk_verify(uint32_t op, const trvk_call* call, int64_t* expected, i
     if (call->tmp[i].dtype != TRV_DTYPE_U8 || call->tmp[i].rank != 1)
       return trvk_fail(TRVK_SAY("scratch must be one row of u8"), 1, call->tmp[i].rank, expected,
                        got);
-  if (op == TRV_OP_MAP) {
+  if (op == TRV_OP_MAP &&
+      trvk_ops[TRV_OP_MAP].check) { /* a constant: no code where it is left out */
     *expected = 0;
     return trvk_map_verify(call->code, call->code_count, call->attrs, call->in, call->n_in,
                            call->out, call->dim_count, got);

@@ -51,9 +51,46 @@ static inline int trvk_is_stored(const trvk_call* call) {
   const uint32_t x = call->in[0].dtype, y = call->out[0].dtype;
   return (x == TRV_DTYPE_I8 || x == TRV_DTYPE_I16) && (y == TRV_DTYPE_I8 || y == TRV_DTYPE_I16);
 }
+static inline int trvk_is_i8(const trvk_call* call) { return call->in[0].dtype == TRV_DTYPE_I8; }
+/* The largest of i8, without indices. */
+static inline int trvk_is_max_i8(const trvk_call* call) {
+  return trvk_is_i8(call) && call->n_out == 1 &&
+         ((const trvf_pool_attrs*)call->attrs)->kind == TRV_POOL_KIND_MAX;
+}
+/* A sum or difference of i8; a table of bytes; i8 from or to f32. */
+static inline int trvk_is_sum_i8(const trvk_call* call) {
+  return trvk_is_i8(call) && ((const trvf_binary_attrs*)call->attrs)->kind != TRV_BINARY_KIND_MUL;
+}
+static inline int trvk_is_bytes(const trvk_call* call) {
+  return trv_dtype_size(call->out[0].dtype) == 1;
+}
+static inline int trvk_is_real_i8(const trvk_call* call) {
+  const uint32_t x = call->in[0].dtype, y = call->out[0].dtype;
+  return (x == TRV_DTYPE_F32 && y == TRV_DTYPE_I8) || (x == TRV_DTYPE_I8 && y == TRV_DTYPE_F32);
+}
 /* A qmatmul that quantises rows of real numbers. */
 static inline int trvk_is_dynamic(const trvk_call* call) {
   return trvk_is_f32(call) && ((const trvf_qmatmul_attrs*)call->attrs)->dynamic != 0;
+}
+
+/* The form of a packed weight that microcontrollers read (README.md): one row per output. */
+#define TRVK_PACKED_ROWS 2 /* QconvAttrs.packed, QmatmulAttrs.packed */
+/* 1 in an image whose program has no other weights in qconv and qmatmul: leaves the rest out. */
+#ifndef TRVK_ONLY_ROWS
+#define TRVK_ONLY_ROWS 0
+#endif
+static inline int trvk_is_conv_rows(const trvk_call* call) {
+  return ((const trvf_qconv_attrs*)call->attrs)->packed == TRVK_PACKED_ROWS;
+}
+static inline int trvk_is_any_matmul_rows(const trvk_call* call) {
+  return ((const trvf_qmatmul_attrs*)call->attrs)->packed == TRVK_PACKED_ROWS;
+}
+static inline int trvk_is_matmul_rows(const trvk_call* call) {
+  return trvk_is_any_matmul_rows(call) && call->out[0].dtype != TRV_DTYPE_F32;
+}
+
+static inline int trvk_is_matmul_rows_real(const trvk_call* call) {
+  return trvk_is_any_matmul_rows(call) && call->out[0].dtype == TRV_DTYPE_F32;
 }
 
 /* TRVK_ISA_ bits of a level by its name ("ref" "avx2" "avx512vnni" ...: isa.c), NULL: the best of
@@ -68,6 +105,12 @@ uint32_t trvk_op_isas(uint32_t op);
 void trvk_describe(uint32_t op, trvk_fn fn, trv_work* out);
 /* The name of a mask. */
 const char* trvk_isa_level(uint32_t mask);
+/* The function that a machine with the instruction sets of isa_mask would run for a command,
+ * whether or not this is such a machine; NULL: none. args: inputs, then outputs, of which dtype and
+ * rank count. For what is deployed elsewhere. */
+TRV_API const char* trvk_select_name(uint32_t op, const trv_tensor* args, uint32_t n_in,
+                                     uint32_t n_out, const void* attrs, const trvf_map_instr* code,
+                                     uint32_t code_count, uint32_t isa_mask);
 
 /* Map code alone, without dims (they are checked by trvk_map_check): registers, operands, dtypes,
  * positions. out_rank: rank of the output; in_dtypes[n_in]. Returns NULL or what is wrong; *got:

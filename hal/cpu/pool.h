@@ -5,8 +5,6 @@
 
 #include "gemm.h"
 
-#define TRVK_POOL_LANES 64 /* outputs computed at once */
-
 typedef struct trvk_pool {
   trv_dim n, c, in[3], out[3], kernel[3], stride[3], pad[3], dilation[3];
   trv_dim xs[5], ys[5], is[5]; /* strides of x, y, indices as n, c, d, h, w */
@@ -104,4 +102,16 @@ static inline const char* trvk_pool_make(const trvk_call* call, const trvf_pool_
   p->wide = (p->xs[1] != 1 || p->c == 1) && !p->adaptive && p->out[2] > 1;
   return NULL;
 }
+
+/* The divisor of an average over d, h, w. */
+static inline int64_t trvk_pool_divisor(const trvk_pool* p, const trvk_span* d, const trvk_span* h,
+                                        const trvk_span* w) {
+  if (p->divisor) return p->divisor;
+  if (!p->include_pad || p->adaptive) return (int64_t)d->n * h->n * w->n;
+  return d->full > 0 && h->full > 0 && w->full > 0 ? (int64_t)d->full * h->full * w->full : 0;
+}
+
+/* The geometry of a qpool, and the largest number of cells of a window. NULL, or what is wrong. */
+const char* trvk_qpool_make(const trvk_call* call, trvk_pool* p, int64_t* cells, int64_t* expected,
+                            int64_t* got);
 #endif

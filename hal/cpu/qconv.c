@@ -1,6 +1,8 @@
 /* qconv.c - convolution with 8-bit weights: checks, and stored activations to stored results. */
 #include "qconv.h"
 
+#include "mcu.h"
+
 const char* trvk_qconv_make(const trvk_call* call, trvk_qconv* q, int64_t* expected, int64_t* got) {
   const trvf_qconv_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0];
@@ -79,6 +81,8 @@ const char* trvk_qconv_check(const trvk_call* call, int64_t* expected, int64_t* 
   const trvf_qconv_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *w = &call->in[1], *y = &call->out[0];
   trvk_qconv q;
+  if (TRVK_ONLY_ROWS || a->packed == TRVK_PACKED_ROWS)
+    return trvk_mcu_conv_check(call, expected, got);
   if (!a->packed && w->dtype != TRV_DTYPE_I8)
     return trvk_fail(TRVK_SAY("qconv: the weight is not i8"), TRV_DTYPE_I8, w->dtype, expected,
                      got);
@@ -96,7 +100,9 @@ uint32_t trvk_qconv_tiles(const trvk_call* call, uint32_t workers) {
   trvk_qconv q;
   int64_t e, got;
   const trv_dim count = trvk_count(&call->out[0]);
-  if (workers <= 1 || count == 0 || trvk_qconv_make(call, &q, &e, &got)) return 1;
+  if (TRVK_ONLY_ROWS || workers <= 1 || count == 0 || trvk_is_conv_rows(call) ||
+      trvk_qconv_make(call, &q, &e, &got))
+    return 1;
   return trvk_q_tiles(count, q.g.cg * q.g.taps, count / 16 + 1, workers);
 }
 

@@ -32,7 +32,7 @@ void trvk_qconv_real_run(const trvk_call* call, uint32_t tile, const trvk_qgemm*
   q.g.q = &q.w;
   if (call->n_in > 3) q.in[2] = call->in[3];
   q.g.bias_step = trvk_opt(call, 3) ? call->in[3].stride[0] : 0;
-  trvk_conv_gemm_run(&q.call, &q.g, tile, real);
+  trvk_conv_gemm_run(&q.call, &q.g, tile, real, NULL);
 }
 
 void trvk_qconv_real__ref(const trvk_call* call, uint32_t tile) {

@@ -2,7 +2,10 @@
  */
 #include "qgemm.h"
 
-#if defined(__SSE2__) && !defined(TRVK_PLAIN_C)
+#if defined(__aarch64__) && defined(__GNUC__) && !defined(TRVK_PLAIN_C)
+#include "qarm.h"
+#define words q_words
+#elif defined(__SSE2__) && !defined(TRVK_PLAIN_C)
 #include <emmintrin.h>
 
 /* 8 numbers of i8, the low or the high ones, as i16. */
@@ -86,6 +89,7 @@ static void pair(const int16_t* a, const int16_t* a1, const int8_t* b, trv_dim q
 }
 #endif
 
+#if !defined(words)
 static void words(const trvk_qtile* t, int rows, int panels) {
   trvk_qtile_start(t, rows, panels);
   for (trv_dim tap = 0; tap < t->taps; tap++)
@@ -105,6 +109,7 @@ static void words(const trvk_qtile* t, int rows, int panels) {
       }
     }
 }
+#endif
 
 #include "qrows.inc"
 

@@ -1,5 +1,6 @@
 /* qmatmul.c - product with a weight in 8 or 4 bits: checks, and stored numbers to stored results.
  */
+#include "mcu.h"
 #include "qproduct.h"
 
 const char* trvk_qmatmul_make(const trvk_call* call, trvk_qmatmul* q, int64_t* expected,
@@ -49,6 +50,8 @@ const char* trvk_qmatmul_check(const trvk_call* call, int64_t* expected, int64_t
   const trv_tensor *bias = trvk_opt(call, 3), *offset = trvk_opt(call, 4);
   const int stored = trvk_dtype_is_stored(x->dtype), four = a->bits == 4;
   trvk_qmatmul q;
+  if (TRVK_ONLY_ROWS || a->packed == TRVK_PACKED_ROWS)
+    return trvk_mcu_matmul_check(call, expected, got);
   if (a->bits != 8 && a->bits != 4)
     return trvk_fail(TRVK_SAY("qmatmul: weights have 8 bits or 4"), 8, a->bits, expected, got);
   if (!a->packed && b->dtype != (four ? TRV_DTYPE_U8 : TRV_DTYPE_I8))
@@ -90,7 +93,9 @@ uint32_t trvk_qmatmul_tiles(const trvk_call* call, uint32_t workers) {
   trvk_qmatmul q;
   int64_t e, got;
   const trv_dim count = trvk_count(&call->out[0]);
-  if (workers <= 1 || count == 0 || trvk_qmatmul_make(call, &q, &e, &got)) return 1;
+  if (TRVK_ONLY_ROWS || workers <= 1 || count == 0 || trvk_is_any_matmul_rows(call) ||
+      trvk_qmatmul_make(call, &q, &e, &got))
+    return 1;
   const trv_dim blocks = (q.p.m + TRVK_Q_ROWS - 1) / TRVK_Q_ROWS;
   return trvk_q_tiles(count, q.p.k, count / q.p.m / q.p.n * blocks * trvk_panels(q.p.n), workers);
 }

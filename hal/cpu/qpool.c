@@ -5,11 +5,9 @@
 #include "average.h"
 #include "pool.h"
 
-_Static_assert(TRVK_POOL_LANES == TRVK_SUMS, "lanes are sums");
-
-/* Geometry, and the largest number of cells of a window. NULL, or what is wrong. */
-static const char* qpool_make(const trvk_call* call, trvk_pool* p, int64_t* cells,
-                              int64_t* expected, int64_t* got) {
+#ifndef TRVK_VARIANT
+const char* trvk_qpool_make(const trvk_call* call, trvk_pool* p, int64_t* cells, int64_t* expected,
+                            int64_t* got) {
   const trvf_qpool_attrs* a = call->attrs;
   trvf_pool_attrs pool = {.kind = TRV_POOL_KIND_AVG,
                           .nd = a->nd,
@@ -32,7 +30,6 @@ static const char* qpool_make(const trvk_call* call, trvk_pool* p, int64_t* cell
   return NULL;
 }
 
-#ifndef TRVK_VARIANT
 const char* trvk_qpool_check(const trvk_call* call, int64_t* expected, int64_t* got) {
   const trvf_qpool_attrs* a = call->attrs;
   const trv_tensor *x = &call->in[0], *y = &call->out[0];
@@ -41,7 +38,7 @@ const char* trvk_qpool_check(const trvk_call* call, int64_t* expected, int64_t* 
   const char* what = trvk_average_check(x, y, a->x_zero, a->y_zero, a->multiplier, a->shift, a->lo,
                                         a->hi, expected, got);
   if (what == NULL) what = trvk_out_check(y, expected, got);
-  if (what == NULL) what = qpool_make(call, &p, &cells, expected, got);
+  if (what == NULL) what = trvk_qpool_make(call, &p, &cells, expected, got);
   if (what == NULL && a->divisor < 0)
     what = trvk_fail(TRVK_SAY("pool: the divisor is negative"), 0, a->divisor, expected, got);
   return what;
@@ -51,19 +48,11 @@ uint32_t trvk_qpool_tiles(const trvk_call* call, uint32_t workers) {
   trvk_pool p = {0};
   int64_t cells, e, g;
   const trv_dim n = trvk_count(&call->out[0]);
-  if (qpool_make(call, &p, &cells, &e, &g)) return 1;
+  if (trvk_qpool_make(call, &p, &cells, &e, &g)) return 1;
   const double work = (double)n * (double)(cells + 4) / 4;
   return trvk_tiles(work > 1e9 ? (trv_dim)1000000000 : (trv_dim)work, n, workers);
 }
 #endif
-
-/* The divisor of outputs whose window is d, h, w. */
-static int64_t qpool_divisor(const trvk_pool* p, const trvk_span* d, const trvk_span* h,
-                             const trvk_span* w) {
-  if (p->divisor) return p->divisor;
-  if (!p->include_pad || p->adaptive) return (int64_t)d->n * h->n * w->n;
-  return d->full > 0 && h->full > 0 && w->full > 0 ? (int64_t)d->full * h->full * w->full : 0;
-}
 
 /* Lanes along channels: all outputs have one window. */
 static void qpool_channels(const trvk_pool* p, const trvk_pool_at* at, trvk_sums* sums) {
@@ -113,7 +102,7 @@ static void qpool_store(const trvk_pool* p, const trvk_pool_at* at, const trvk_s
           (p->in[2] - 1 - (p->kernel[2] - 1) * p->dilation[2] + p->pad[2]) / p->stride[2];
       if (end > last + 1 - at->w) end = last + 1 - at->w;
     }
-    const int64_t count = qpool_divisor(p, &d, &h, &w);
+    const int64_t count = trvk_pool_divisor(p, &d, &h, &w);
     if (count != average->count) trvk_average_count(average, count);
     trvk_average_store(average, sums, (uint32_t)i, (uint32_t)(end - i), y + i * step * size, step);
   }
@@ -124,7 +113,7 @@ void TRVK_KERNEL(qpool)(const trvk_call* call, uint32_t tile) {
   trvk_pool p = {0};
   int64_t cells = 1, e, g;
   if (trvk_count(&call->out[0]) == 0) return;
-  (void)qpool_make(call, &p, &cells, &e, &g);
+  (void)trvk_qpool_make(call, &p, &cells, &e, &g);
   trvk_average average = {.count = -1, /* not set */
                           .most = cells * (p.dtype == TRV_DTYPE_I8 ? UINT8_MAX : UINT16_MAX),
                           .multiplier = a->multiplier,

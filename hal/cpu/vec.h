@@ -73,6 +73,15 @@ TRVV_INLINE trvv trvv_clamp(trvv x, trvv lo, trvv hi) {
 TRVV_INLINE trvv trvv_fma(trvv a, trvv b, trvv c) {
   return (trvv)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 }
+/* Lane `lane` (a constant, once loops are unrolled, which Clang's builtin does not wait for) of a
+ * times b, plus c, in one instruction. */
+#if defined(__clang__)
+#define TRVV_FMA_LANE(a, lane, b, c) \
+  ((trvv)vfmaq_n_f32((float32x4_t)(c), (float32x4_t)(b), (a)[lane]))
+#else
+#define TRVV_FMA_LANE(a, lane, b, c) \
+  ((trvv)vfmaq_laneq_f32((float32x4_t)(c), (float32x4_t)(b), (float32x4_t)(a), lane))
+#endif
 #else
 TRVV_INLINE trvv trvv_fma(trvv a, trvv b, trvv c) { return a * b + c; }
 #endif

@@ -106,7 +106,22 @@ TRVV_INLINE void wino_tile(const float* v, const float* w, float* s, trv_dim cg,
   TRVV_UNROLL for (int i = 0; i < mr * nv; i++) sum[i] = trvv_set(0.0f);
   for (trv_dim c = 0; c < cg; c += TRVK_PANEL, v += TRVK_WINO_ROWS * TRVK_PANEL) {
     const trv_dim live = cg - c < TRVK_PANEL ? cg - c : TRVK_PANEL;
-    for (trv_dim k = 0; k < live; k++, w += width, next += 64) {
+    trv_dim k = 0;
+#if defined(TRVG_MAC_LANE)
+    for (; k + TRVV_N <= live; k += TRVV_N) {
+      trvv x[TRVG_MR * TRVG_NP];
+      TRVV_UNROLL for (int m = 0; m < mr; m++) x[m] = trvv_load(v + m * TRVK_PANEL + k);
+      TRVV_UNROLL for (int i = 0; i < TRVV_N; i++, w += width, next += 64) {
+        TRVV_AHEAD(next);
+        TRVV_UNROLL for (int j = 0; j < nv; j++) {
+          const trvv b = trvv_load(w + j * TRVV_N);
+          TRVV_UNROLL for (int m = 0; m < mr; m++) sum[m * nv + j] =
+              TRVG_MAC_LANE(x[m], i, b, sum[m * nv + j]);
+        }
+      }
+    }
+#endif
+    for (; k < live; k++, w += width, next += 64) {
       trvv b[TRVG_NP * TRVG_VP];
       TRVV_AHEAD(next);
       TRVV_UNROLL for (int j = 0; j < nv; j++) b[j] = trvv_load(w + j * TRVV_N);
