@@ -4,7 +4,7 @@ BIN := .venv/bin
 C_FILES := $(wildcard CMakeLists.txt cmake/* hal/*/*.[ch] hal/*/*.def hal/include/trivet/*.h runtime_c/*/*.[ch] \
              runtime_c/include/trivet/*.h schema/gen/*.h)
 C_STYLED := $(wildcard hal/*/*.[ch] hal/include/trivet/*.h runtime_c/*/*.[ch] runtime_c/include/trivet/*.h tests/c/*.[ch] \
-              tests/fuzz/*.c)
+              tests/hal/*.[ch] tests/ops/emulated/*.c tests/mcu/*.c tests/fuzz/*.c)
 
 .PHONY: demo test bench lint format generate clean
 
@@ -22,8 +22,9 @@ test: .venv/ready
 .venv/tools: pyproject.toml constraints.txt tests/e2e/requirements.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -q -c constraints.txt torch torchao numpy flatbuffers cffi rich scikit-build-core cmake ninja \
-	  pytest pytest-xdist hypothesis ruff mypy clang-format pillow tokenizers safetensors gguf
-	$(BIN)/python -m pip install -q --no-deps -r tests/e2e/requirements.txt
+	  pytest pytest-xdist hypothesis ruff mypy clang-format pillow tokenizers safetensors gguf \
+	  ziglang wasmtime
+	$(BIN)/python -m pip install -q --no-deps -r tests/e2e/requirements.txt nvidia-cuda-nvrtc-cu12==12.6.85 nvidia-cuda-nvrtc==13.0.88
 	touch $@
 
 # A real race against other runtimes takes hours and their packages: tests/peers/README.md.

@@ -104,7 +104,7 @@ def py_structs(enums: dict, structs: dict) -> str:
 
 def main() -> None:
     enums, structs, tables = {}, {}, {}
-    for f in ("ops", "program", "cpu", "debug"):
+    for f in ("ops", "program", "cpu", "cuda", "debug"):
         e, s, t = parse((ROOT / "schema" / f"{f}.fbs").read_text())
         enums.update(e)
         structs.update(s)
@@ -115,7 +115,7 @@ def main() -> None:
     out = ROOT / "sdk" / "trivet" / "fbs"
     shutil.rmtree(out, ignore_errors=True)
     with tempfile.TemporaryDirectory() as tmp:
-        for f in ("program", "cpu", "debug"):
+        for f in ("program", "cpu", "cuda", "debug"):
             subprocess.run(["flatc", "--python", "-o", tmp, f"{f}.fbs"], cwd=ROOT / "schema", check=True)
         shutil.copytree(Path(tmp) / "trivet" / "fbs", out)
     (out / "structs.py").write_text(py_structs(enums, structs))

@@ -125,3 +125,9 @@ const trv_driver trv_null_driver = {
     .wait = null_wait,
     .join = null_join,
 };
+
+/* Built with this the file is a plug-in, a shared library that applications load by its path. */
+#ifdef TRV_PLUGIN
+TRV_API const trv_driver* trv_plugin(void);
+const trv_driver* trv_plugin(void) { return &trv_null_driver; }
+#endif

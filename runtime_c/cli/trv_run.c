@@ -1,23 +1,12 @@
 /* trv_run.c - command line tool on the public C API: inspect, run, bench. */
-#if !defined(_WIN32)
-#define _POSIX_C_SOURCE 200809L
-#endif
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-#if defined(_WIN32)
-#include <direct.h>
-#else
-#if defined(__APPLE__)
-#include <sys/resource.h>
-#endif
-#include <sys/stat.h>
-#endif
 
 #include "inspect.h"
 #include "npy.h"
+#include "system.h"
 
 static const char usage[] =
     "trv_run - runs trivet programs\n"
@@ -28,11 +17,18 @@ static const char usage[] =
     "x.raw@1x3x224x224;\n"
     "                                           a missing input gets zeros; outputs go to "
     "DIR/output_0.npy ..., DIR is made\n"
+    "  trv_run selftest FILE                    checks the golden pairs that export put into the "
+    "file; status 1: an output differs\n"
     "  trv_run bench FILE [INPUT ...]           times it; a missing input gets random numbers, its "
     "size from --size\n"
     "\n"
     "  --entry NAME    the entry to run (default: the first)\n"
     "  --weights FILE  external weights\n"
+    "  --devices LIST  who runs it, best first: name:options,name (default: what the file asks "
+    "for, "
+    "as far\n"
+    "                  as it is here, then the CPU)\n"
+    "  --plugin FILE   a library with one more driver; may be given several times\n"
     "  --threads N     default: all cores\n"
     "  --size N        bench, run: what dynamic sizes of missing inputs are (default: 1, or the "
     "least allowed)\n"
@@ -41,7 +37,9 @@ static const char usage[] =
     "  --json          machine-readable\n";
 
 typedef struct options {
-  const char *command, *file, *entry, *weights, *out;
+  const char *command, *file, *entry, *weights, *out, *devices;
+  const char* plugins[8];
+  uint32_t plugin_count;
   const char* inputs[64];
   uint32_t input_count, threads, runs, warmup, flags;
   int64_t size;
@@ -70,16 +68,6 @@ static int complain_diag(const trv_diag* d, const char* about) {
   char line[512];
   trv_diag_print(d, line, sizeof(line));
   return complain("%s: %s", about, line);
-}
-
-static double now_ms(void) {
-  struct timespec t;
-#if defined(_WIN32)
-  timespec_get(&t, TIME_UTC);
-#else
-  clock_gettime(CLOCK_MONOTONIC, &t);
-#endif
-  return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
 /* ---- options
@@ -112,6 +100,10 @@ static int parse(int argc, char** argv, options* o) {
         o->entry = v;
       else if (strcmp(a, "--weights") == 0)
         o->weights = v;
+      else if (strcmp(a, "--devices") == 0)
+        o->devices = v;
+      else if (strcmp(a, "--plugin") == 0 && o->plugin_count < 8)
+        o->plugins[o->plugin_count++] = v;
       else if (strcmp(a, "-o") == 0)
         o->out = v;
       else if (strcmp(a, "--threads") == 0 && number(v, 1, &n))
@@ -251,11 +243,33 @@ static int bind_inputs(const options* o, job* j, int random) {
 /* ---- commands
  * ------------------------------------------------------------------------------------------------------
  */
+/* One line for each step that is not done where the file would rather have it. */
+static void report_fallbacks(trv_context* ctx, const trv_program* prog) {
+  for (uint32_t e = 0; e < prog->entry_count; e++) {
+    trv_step step;
+    step.size = sizeof(step);
+    for (uint32_t i = 0; !trv_session_step(trv_context_session(ctx, e), i, &step); i++) {
+      if (!step.alternative) continue;
+      complain("step %u runs on alternative %u, not on %s: %s", (unsigned)i,
+               (unsigned)step.alternative, step.wanted, step.why ? step.why : "");
+    }
+  }
+}
+
 static int open_job(const options* o, job* j) {
   trv_diag d;
   const double start = now_ms();
-  if (trv_host_open(o->file, o->weights, o->flags, o->threads, &j->host, &d))
-    return complain_diag(&d, o->file);
+  trv_host_desc desc;
+  memset(&desc, 0, sizeof(desc));
+  desc.size = sizeof(desc);
+  desc.flags = o->flags;
+  desc.threads = o->threads;
+  desc.path = o->file;
+  desc.weights_path = o->weights;
+  desc.devices = strcmp(o->command, "inspect") == 0 ? "cpu" : o->devices;
+  desc.plugins = o->plugins;
+  desc.plugin_count = o->plugin_count;
+  if (trv_host_open_with(&desc, &j->host, &d)) return complain_diag(&d, o->file);
   const trv_program* prog = trv_host_program(j->host);
   if (strcmp(o->command, "inspect") == 0) return 0;
   if (trv_context_open(j->host, 0, &j->ctx, &d)) {
@@ -266,6 +280,7 @@ static int open_job(const options* o, job* j) {
     return 1;
   }
   j->load_ms = now_ms() - start;
+  report_fallbacks(j->ctx, prog);
   if (o->entry ? trv_program_find(prog, o->entry, &j->entry)
                : trv_program_entry(prog, 0, &j->entry))
     return complain("%s: there is no entry \"%s\"", o->file, o->entry ? o->entry : "");
@@ -344,15 +359,6 @@ static void describe(const job* j, uint32_t i, const trv_tensor* t) {
   printf("\n");
 }
 
-/* One that is there already is as good; one that cannot be made shows when a file is written. */
-static void make_folder(const char* path) {
-#if defined(_WIN32)
-  (void)_mkdir(path);
-#else
-  (void)mkdir(path, 0777);
-#endif
-}
-
 static int command_run(const options* o, job* j) {
   if (bind_inputs(o, j, 0) || run_once(j)) return 1;
   trv_session* s = trv_context_session(j->ctx, j->entry.index);
@@ -378,23 +384,6 @@ static double percentile(const double* sorted, uint32_t n, double p) {
   const double at = p * (double)(n - 1);
   const uint32_t i = (uint32_t)at;
   return i + 1 < n ? sorted[i] + (at - (double)i) * (sorted[i + 1] - sorted[i]) : sorted[n - 1];
-}
-
-/* The most memory that this process has held, in bytes; -1 where the system does not tell. Linux's
- * getrusage would count what a parent held that started this process by vfork. */
-static long long peak_bytes(void) {
-  long long peak = -1;
-#if defined(__linux__)
-  char line[128];
-  FILE* f = fopen("/proc/self/status", "r");
-  while (f && fgets(line, sizeof line, f))
-    if (strncmp(line, "VmHWM:", 6) == 0) peak = strtoll(line + 6, NULL, 10) * 1024;
-  if (f) fclose(f);
-#elif defined(__APPLE__)
-  struct rusage used;
-  if (!getrusage(RUSAGE_SELF, &used)) peak = used.ru_maxrss;
-#endif
-  return peak;
 }
 
 static int command_bench(const options* o, job* j) {
@@ -431,12 +420,42 @@ static int command_bench(const options* o, job* j) {
   return bad;
 }
 
+/* All pairs of all entries. */
+static int command_selftest(const options* o, job* j) {
+  const trv_program* prog = trv_host_program(j->host);
+  const uint32_t cases = trv_selftest_cases(prog);
+  uint32_t bad = 0;
+  trv_session** sessions = malloc(prog->entry_count * sizeof(trv_session*));
+  if (!sessions) return complain("out of memory");
+  if (!cases) {
+    free(sessions);
+    return complain("%s has no golden pairs: export(..., golden=3) puts them there", o->file);
+  }
+  for (uint32_t e = 0; e < prog->entry_count; e++) sessions[e] = trv_context_session(j->ctx, e);
+  for (uint32_t i = 0; i < cases; i++) {
+    trv_diag d;
+    if (trv_selftest(sessions, prog, i, &d) == TRV_OK) continue;
+    bad++;
+    if (d.status == TRV_DEVICE)
+      complain("pair %u: output %u differs first at element %u", (unsigned)i, (unsigned)d.value,
+               (unsigned)d.axis);
+    else
+      complain_diag(&d, o->file);
+  }
+  free(sessions);
+  printf(o->json ? "{\"file\": \"%s\", \"pairs\": %u, \"failed\": %u}\n"
+                 : "%s: %u golden pairs, %u failed\n",
+         o->file, (unsigned)cases, (unsigned)bad);
+  return bad != 0;
+}
+
 int main(int argc, char** argv) {
   options o;
   job j = {0};
   if (parse(argc, argv, &o)) return 2;
-  const int known = o.command && (strcmp(o.command, "inspect") == 0 ||
-                                  strcmp(o.command, "run") == 0 || strcmp(o.command, "bench") == 0);
+  const int known =
+      o.command && (strcmp(o.command, "inspect") == 0 || strcmp(o.command, "run") == 0 ||
+                    strcmp(o.command, "bench") == 0 || strcmp(o.command, "selftest") == 0);
   const int wrong = o.command && !o.help;
   if (o.help || !known || !o.file) {
     fputs(usage, wrong ? stderr : stdout);
@@ -447,6 +466,7 @@ int main(int argc, char** argv) {
   if (!bad) {
     bad = o.command[0] == 'i'   ? inspect(trv_host_program(j.host), o.file, o.json)
           : o.command[0] == 'r' ? command_run(&o, &j)
+          : o.command[0] == 's' ? command_selftest(&o, &j)
                                 : command_bench(&o, &j);
   }
   for (uint32_t i = 0; j.arrays && i < j.entry.input_count; i++) free(j.arrays[i].data);

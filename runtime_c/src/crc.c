@@ -4,7 +4,12 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <cpuid.h>
 #include <nmmintrin.h>
+#if defined(__clang__) && \
+    __clang_major__ >= 14 /* a feature of its own, which -mcpu can take away */
+#define HARDWARE __attribute__((target("sse4.2,crc32")))
+#else
 #define HARDWARE __attribute__((target("sse4.2")))
+#endif
 
 static int has_hardware(void) {
   unsigned a, b, c = 0, d;

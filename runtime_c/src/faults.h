@@ -5,6 +5,14 @@
 
 /* The status is a digit, so that it can be the first character of the text: -(digit) is the
  * trv_status of base.h. */
+#ifdef TRV_ONE_MEMORY
+#define TRVI_DEVICE_FAULTS(X)
+#else
+#define TRVI_DEVICE_FAULTS(X)                                        \
+  X(REACH, "5", "a value lies in another device's memory")           \
+  X(REGION_DEV, "1", "a region's buffer is not the device's memory") \
+  X(IMPORT, "6", "the device cannot import host memory")
+#endif
 #define TRVI_FAULTS(X)                                               \
   X(NULL_ARGUMENT, "1", "an argument is NULL")                       \
   X(BYTE_ORDER, "5", "this machine is not little-endian")            \
@@ -67,9 +75,10 @@
   X(NO_REGION, "1", "there is no such region to bind")               \
   X(UNBOUND, "7", "an input of dynamic size is not bound")           \
   X(DEVICE, "6", "the device failed")                                \
-  X(COPY, "5", "a copy needs dense host memory of one shape")        \
+  X(COPY, "5", "a copy needs two values of one shape and layout")    \
   X(PREDICATE, "5", "a predicate is not one host element")           \
-  X(STEPS, "7", "the run took more than max_steps")
+  X(STEPS, "7", "the run took more than max_steps")                  \
+  TRVI_DEVICE_FAULTS(X)
 
 #define TRVI_NAME(name, status, text) TRVI_##name,
 enum { TRVI_NO_FAULT, TRVI_FAULTS(TRVI_NAME) TRVI_FAULT_COUNT };

@@ -4,14 +4,11 @@
  * each of its pages, and its CRC taken; those of a segment are then put together: what n bytes
  * behind a text do to its CRC is a multiplication by x^(8 n).
  */
-#if !defined(_WIN32)
-#define _GNU_SOURCE /* madvise */
-#include <sys/mman.h>
-#include <unistd.h>
-#endif
+#include "host_check.h"
+
 #include <stdlib.h>
 
-#include "host_check.h"
+#include "host_os.h"
 #include "private.h"
 
 #define PIECE ((uint64_t)1 << 21)
@@ -22,20 +19,9 @@ typedef struct piece {
   uint32_t segment, crc;
 } piece;
 
-/* Asks for the pages at once where the system can (Linux 5.14); elsewhere reading does it. */
-static void map_pages(const piece* p) {
-#if defined(__linux__)
-  const int populate_read = 22; /* MADV_POPULATE_READ, not in older headers */
-  const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), begin = (uintptr_t)p->data & ~(page - 1);
-  (void)madvise((void*)begin, (uintptr_t)p->data + p->size - begin, populate_read);
-#else
-  (void)p;
-#endif
-}
-
 static void check_piece(void* ctx, uint32_t i) {
   piece* p = (piece*)ctx + i;
-  map_pages(p);
+  trvi_map_pages(p->data, p->size);
   p->crc = trvi_crc32c(0, p->data, p->size);
 }
 

@@ -63,7 +63,8 @@ static trv_status open_head(trv_program* prog, uint64_t file_size) {
   fb.size = (uint32_t)head->size; /* nothing of the head may lie among the segments */
   if (prog->reader) prog->file.size = fb.size;
   if (!trv_fb_check_table(&fb, root)) return trvi_fail(d, TRVI_HEAD);
-  const uint32_t crc = head_crc(&fb, head_at + (uint32_t)offsetof(trvf_head, crc));
+  const uint32_t field = head_at + (uint32_t)offsetof(trvf_head, crc);
+  const uint32_t crc = prog->flags & TRV_OPEN_NO_CRC ? head->crc : head_crc(&fb, field);
   if (crc != head->crc)
     return trvi_fail_at(d, TRVI_HEAD_CRC, TRV_NONE, (trv_dim)head->crc, (trv_dim)crc);
 
@@ -85,6 +86,12 @@ static trv_status open_head(trv_program* prog, uint64_t file_size) {
   const trv_status st = verify_segments(prog, fb.size, file_size, external ? external->size : 0);
   if (st) return st;
 
+#ifndef TRV_ONE_MEMORY
+  const uint32_t memories = trvi_memory_count(prog, &fb);
+  for (uint32_t m = 0; m < memories && m < TRVI_MEMORIES; m++)
+    if (*trvi_memory_owner(prog, &fb, m) && m == 0) fb.bad = 1;
+  if (fb.bad || memories > TRVI_MEMORIES) return trvi_fail(d, TRVI_HEAD);
+#endif
   uint32_t work =
       (uint32_t)1 << 28; /* below a second; honest programs stay under a thousandth of it */
   for (uint32_t i = 0; i < prog->entry_count; i++) {
@@ -240,14 +247,19 @@ trv_status trv_program_check(trv_program* prog) {
 void trvi_plan_read(const trv_program* prog, trv_fb* fb, uint32_t index, trvi_plan* out_plan) {
   static const struct {
     uint8_t slot, size, align;
-  } list[TRVI_VECTORS] = {{TRVF_ENTRY_DIMS, sizeof(trvf_dim), 8},
-                          {TRVF_ENTRY_REGIONS, sizeof(trvf_region), 8},
-                          {TRVF_ENTRY_STORAGES, sizeof(trvf_storage), 8},
-                          {TRVF_ENTRY_VALUES, sizeof(trvf_value), 8},
-                          {TRVF_ENTRY_INPUTS, 4, 4},
-                          {TRVF_ENTRY_OUTPUTS, 4, 4},
-                          {TRVF_ENTRY_STEPS, sizeof(trvf_step), 4},
-                          {TRVF_ENTRY_PARTS, 4, 4}};
+  } list[TRVI_VECTORS] = {
+      {TRVF_ENTRY_DIMS, sizeof(trvf_dim), 8},
+      {TRVF_ENTRY_REGIONS, sizeof(trvf_region), 8},
+      {TRVF_ENTRY_STORAGES, sizeof(trvf_storage), 8},
+      {TRVF_ENTRY_VALUES, sizeof(trvf_value), 8},
+      {TRVF_ENTRY_INPUTS, 4, 4},
+      {TRVF_ENTRY_OUTPUTS, 4, 4},
+      {TRVF_ENTRY_STEPS, sizeof(trvf_step), 4},
+      {TRVF_ENTRY_PARTS, 4, 4},
+#ifndef TRV_ONE_MEMORY
+      {TRVF_ENTRY_WAITS, sizeof(trvf_wait), 4},
+#endif
+  };
   uint32_t n;
   const void* entries = trv_fb_vector(fb, prog->root, TRVF_PROGRAM_ENTRIES, 4, 4, &n);
   trvi_plan* p = out_plan;
@@ -273,6 +285,22 @@ void trvi_part_read(trv_fb* fb, const trvi_plan* plan, uint32_t index, trvi_part
   out_part->inputs = trv_fb_vector(fb, t, TRVF_PART_INPUTS, 4, 4, &out_part->input_count);
   out_part->outputs = trv_fb_vector(fb, t, TRVF_PART_OUTPUTS, 4, 4, &out_part->output_count);
 }
+
+#ifndef TRV_ONE_MEMORY
+uint32_t trvi_memory_count(const trv_program* prog, trv_fb* fb) {
+  uint32_t n;
+  trv_fb_vector(fb, prog->root, TRVF_PROGRAM_MEMORIES, 4, 4, &n);
+  return n;
+}
+
+const char* trvi_memory_owner(const trv_program* prog, trv_fb* fb, uint32_t m) {
+  uint32_t n;
+  const void* rows = trv_fb_vector(fb, prog->root, TRVF_PROGRAM_MEMORIES, 4, 4, &n);
+  const char* owner =
+      m < n ? trv_fb_string(fb, trv_fb_table_at(fb, rows, m), TRVF_MEMORY_DELEGATE) : NULL;
+  return owner ? owner : "";
+}
+#endif
 
 uint32_t trvi_names_check(trv_fb* fb, const trvi_plan* plan) {
   uint32_t n, rows = 0;

@@ -196,6 +196,25 @@ int trvi_dense(const trv_session* s, uint32_t value, trv_dim* out_count) {
   return ok;
 }
 
+trv_dim trvi_same_bytes(const trv_session* s, uint32_t a, uint32_t b) {
+  const trvf_value *v = &s->plan.values[a], *w = &s->plan.values[b];
+  trv_dim count = 1, span = 1; /* extents have been proved: neither overflows */
+  int same = 1, empty = 0;
+  for (uint32_t i = 0; i < v->rank; i++) {
+    const trv_dim n = s->dims[v->dim[i]], stride = s->dims[v->stride[i]];
+    same = same && n == s->dims[w->dim[i]] &&
+           (n == 1 || (stride >= 0 && stride == s->dims[w->stride[i]]));
+    empty |= n == 0;
+  }
+  if (empty) return same ? 0 : -1;
+  for (uint32_t i = 0; same && i < v->rank; i++) {
+    const trv_dim n = s->dims[v->dim[i]];
+    if (n > 1) span += (n - 1) * s->dims[v->stride[i]];
+    if (trvi_mul(count, n, &count)) return -1;
+  }
+  return same && span == count ? count * (trv_dim)trv_dtype_size(v->dtype) : -1;
+}
+
 trv_status trvi_extents_check(trv_session* s, trv_status* out_short) {
   const trvi_plan* p = &s->plan;
   *out_short = TRV_OK;
@@ -234,6 +253,13 @@ uint32_t trvi_slot_value(const trvi_plan* p, uint32_t slot) {
 }
 
 void trvi_tensor(const trv_session* s, uint32_t value, trv_tensor* out) {
+#ifndef TRV_ONE_MEMORY
+  if (!s->regions[s->plan.storages[s->plan.values[value].storage].region].host) {
+    trv_view_shape(&s->view, value, out);
+    out->data = NULL;
+    return;
+  }
+#endif
   trv_view_tensor(&s->view, value, out);
 }
 

@@ -1,43 +1,5 @@
-/* step.c - runs a session: the list of steps, their order between devices, events. */
+/* step.c - runs a session: the list of steps, and events. */
 #include "private.h"
-
-/* What is under way: the last device that was given work, and its point. */
-typedef struct flight {
-  const trv_bound_device* on;
-  uint64_t point;
-} flight;
-
-static int asynchronous(const trv_bound_device* on) { return on && on->driver->wait; }
-
-static trv_status device_failed(trv_session* s, const trv_bound_device* on, trv_status st,
-                                uint32_t step) {
-  trv_diag* d = &s->diag;
-  if (!d->what) {
-    trvi_fail(d, TRVI_DEVICE);
-    if (on->driver->last_error) d->got = on->driver->last_error(on->device, &d->what);
-  }
-  if (d->time == TRV_NONE) d->time = s->plan.steps[step].time;
-  d->step = step;
-  d->status = st < 0 ? st : TRV_DEVICE;
-  return d->status;
-}
-
-/* Waits on the host until all work given so far is done. */
-static trv_status settle(trv_session* s, flight* f, uint32_t step) {
-  if (!asynchronous(f->on)) return TRV_OK;
-  const trv_status st = f->on->driver->wait(f->on->device, f->point, UINT64_MAX);
-  const trv_bound_device* on = f->on;
-  f->on = NULL;
-  return st ? device_failed(s, on, st, step) : TRV_OK;
-}
-
-/* Work for `on` comes next: it must follow what another device is doing. */
-static trv_status follow(trv_session* s, flight* f, const trv_bound_device* on, uint32_t step) {
-  if (!asynchronous(f->on) || f->on->device == on->device) return TRV_OK;
-  if (!on->driver->join || on->driver != f->on->driver) return settle(s, f, step);
-  const trv_status st = on->driver->join(on->device, f->on->device, f->point);
-  return st == TRV_UNSUPPORTED ? settle(s, f, step) : st ? device_failed(s, on, st, step) : TRV_OK;
-}
 
 /* Sizes that a part has written: derived rows, extents, outputs. */
 static trv_status data_sizes(trv_session* s) {
@@ -54,17 +16,23 @@ static trv_status data_sizes(trv_session* s) {
   return TRV_OK;
 }
 
-static trv_status run_step(trv_session* s, flight* f, uint32_t step) {
+static trv_status run_step(trv_session* s, uint32_t step) {
   const trvi_step* t = &s->steps[step];
   uint64_t point = 0;
-  trv_status st = follow(s, f, t->on, step);
+  trv_status st = trvi_ready(s, t->on, step);
   if (st) return st;
+#ifndef TRV_ONE_MEMORY
+  s->run.view = trvi_sees(s, (uint32_t)(t->on - s->devices));
+  if (s->run.hooks) trvi_tell(s, TRV_TURN_BEGIN, t->on, step, 0);
+#endif
   st = t->on->driver->run(t->on->device, t->part, &s->run, &point);
-  if (st) return device_failed(s, t->on, st, step);
-  f->on = t->on;
-  f->point = point;
+  if (st) return trvi_device_failed(s, t->on, st, step);
+  trvi_given(s, t->on, step, point);
   if (!s->seen) return TRV_OK;
-  st = settle(s, f, step);
+#ifndef TRV_ONE_MEMORY
+  s->timeout = UINT64_MAX; /* the part has begun: there is no way back in front of it */
+#endif
+  st = trvi_settle(s, step);
   if (!st) st = data_sizes(s);
   if (st) {
     s->diag.step = step;
@@ -73,37 +41,40 @@ static trv_status run_step(trv_session* s, flight* f, uint32_t step) {
   return st;
 }
 
-static trv_status copy_step(trv_session* s, flight* f, uint32_t step) {
+static trv_status copy_step(trv_session* s, uint32_t step) {
   const trvf_step* t = &s->plan.steps[step];
-  trv_tensor from, to;
-  trv_dim count = 0, room = 0;
-  trv_status st = settle(s, f, step);
+#ifdef TRV_ONE_MEMORY
+  trv_status st = trvi_settle(s, step);
+#else
+  trv_status st = trvi_ready(s, s->steps[step].on, step);
+#endif
   if (st) return st;
-  if (s->run.hooks && s->run.hooks->begin) s->run.hooks->begin(s->run.hooks->self, t->time);
-  trvi_tensor(s, t->a, &from);
-  trvi_tensor(s, t->b, &to);
-  const uint32_t source = s->plan.storages[s->plan.values[t->a].storage].region;
-  const uint32_t target = s->plan.storages[s->plan.values[t->b].storage].region;
-  int same = s->regions[source].host && s->regions[target].host;
-  for (uint32_t i = 0; i < from.rank; i++) same = same && from.dim[i] == to.dim[i];
-  if (!same || !trvi_dense(s, t->a, &count) || !trvi_dense(s, t->b, &room)) {
-    st = trvi_fail_at(&s->diag, TRVI_COPY, t->a, count, room);
+  const trv_dim bytes = trvi_same_bytes(s, t->a, t->b);
+  if (bytes < 0) {
+    st = trvi_fail_of(&s->diag, TRVI_COPY, t->a);
     s->diag.step = step;
     return st;
   }
-  if (count > 0) memmove(to.data, from.data, (size_t)count * trv_dtype_size(from.dtype));
+#ifndef TRV_ONE_MEMORY
+  if (s->steps[step].on) return bytes ? trvi_copy(s, step, (size_t)bytes) : TRV_OK;
+  trvi_tell(s, TRV_TURN_BEGIN, NULL, step, 0);
+#endif
+  if (s->run.hooks && s->run.hooks->begin) s->run.hooks->begin(s->run.hooks->self, t->time);
+  trv_tensor from, to;
+  trvi_tensor(s, t->a, &from);
+  trvi_tensor(s, t->b, &to);
+  if (bytes > 0) memmove(to.data, from.data, (size_t)bytes);
   if (s->run.hooks && s->run.hooks->end) s->run.hooks->end(s->run.hooks->self, t->time);
   return TRV_OK;
 }
 
 /* *out_taken: the predicate is false. */
-static trv_status branch_step(trv_session* s, flight* f, uint32_t step, int* out_taken) {
+static trv_status branch_step(trv_session* s, uint32_t step, int* out_taken) {
   const uint32_t id = s->plan.steps[step].a;
   const trvf_value* v = &s->plan.values[id];
   trv_tensor t;
-  trv_status st = settle(s, f, step);
+  trv_status st = trvi_settle(s, step);
   if (st) return st;
-  trvi_tensor(s, id, &t);
   int one = s->regions[s->plan.storages[v->storage].region].host != NULL;
   for (uint32_t i = 0; i < v->rank; i++) one = one && s->dims[v->dim[i]] == 1;
   if (!one) {
@@ -111,18 +82,20 @@ static trv_status branch_step(trv_session* s, flight* f, uint32_t step, int* out
     s->diag.step = step;
     return st;
   }
+  trvi_tensor(s, id, &t);
   *out_taken = *t.data == 0;
   return TRV_OK;
 }
 
-static trv_status run_steps(trv_session* s, flight* f) {
+/* On from step *at; PENDING: *at must wait. */
+static trv_status run_steps(trv_session* s, uint32_t* at, uint32_t* left) {
   const trvf_step* steps = s->plan.steps;
   const uint32_t n = s->plan.step_count;
-  uint32_t left = s->max_steps;
-  for (uint32_t pc = 0; pc < n;) {
+  for (uint32_t pc = *at; pc < n;) {
     int taken = 0;
     trv_status st = TRV_OK;
-    if (s->max_steps && left-- == 0) {
+    *at = pc;
+    if (s->max_steps && *left == 0) {
       st = trvi_fail_at(&s->diag, TRVI_STEPS, TRV_NONE, (trv_dim)s->max_steps,
                         (trv_dim)s->max_steps + 1);
       s->diag.step = pc;
@@ -130,53 +103,61 @@ static trv_status run_steps(trv_session* s, flight* f) {
     }
     switch (steps[pc].kind) {
       case TRV_STEP_KIND_RUN:
-        st = run_step(s, f, pc);
+        st = run_step(s, pc);
         break;
       case TRV_STEP_KIND_COPY:
-        st = copy_step(s, f, pc);
+        st = copy_step(s, pc);
         break;
       case TRV_STEP_KIND_BRANCH:
-        st = branch_step(s, f, pc, &taken);
+        st = branch_step(s, pc, &taken);
         break;
       default:
+#ifndef TRV_ONE_MEMORY
+        st = trvi_settle(s, pc);
+#endif
         taken = 1;
         break;
     }
     if (st) return st;
+    --*left;
     pc = taken ? steps[pc].b : pc + 1;
   }
+  *at = n;
   return TRV_OK;
 }
 
-static trv_status start(trv_session* s, flight* f) {
+static trv_status start(trv_session* s) {
   if (s->dirty) {
     const trv_status st = trv_session_plan(s);
     if (st) return st;
     if (s->dirty) return s->diag.status; /* an output's buffer is too small */
   }
   if (s->diag.status) trvi_diag_clear(&s->diag);
-  return run_steps(s, f);
+  return TRV_OK;
+}
+
+#ifdef TRV_ONE_MEMORY
+static trv_status go(trv_session* s) {
+  uint32_t at = 0, left = s->max_steps;
+  s->flying = NULL;
+  const trv_status st = start(s);
+  return st ? st : run_steps(s, &at, &left);
 }
 
 trv_status trv_session_run(trv_session* sess) {
-  flight f = {NULL, 0};
   if (!sess) return TRV_ARGUMENT;
-  const trv_status st = start(sess, &f);
-  if (!asynchronous(f.on)) return st;
-  const trv_status end = f.on->driver->wait(f.on->device, f.point, UINT64_MAX);
-  if (st || !end) return st;
-  return device_failed(sess, f.on, end, sess->plan.step_count - 1);
+  const trv_status st = go(sess), end = trvi_settle(sess, sess->plan.step_count - 1);
+  return st ? st : end;
 }
 
 trv_status trv_session_submit(trv_session* sess, trv_event* out_done) {
-  flight f = {NULL, 0};
   if (!sess || !out_done) return TRV_ARGUMENT;
-  const trv_status st = start(sess, &f);
+  const trv_status st = go(sess);
   memset(out_done, 0, sizeof(*out_done));
-  if (!asynchronous(f.on)) return st;
-  out_done->driver = f.on->driver;
-  out_done->device = f.on->device;
-  out_done->point = f.point;
+  if (!sess->flying || !sess->flying->driver->wait) return st;
+  out_done->driver = sess->flying->driver;
+  out_done->device = sess->flying->device;
+  out_done->point = sess->point;
   return st;
 }
 
@@ -185,3 +166,64 @@ trv_status trv_event_wait(const trv_event* event, uint64_t timeout_ns) {
   if (!event->driver || !event->driver->wait) return TRV_OK;
   return event->driver->wait(event->device, event->point, timeout_ns);
 }
+
+#else
+/* Takes the run under way as far as it goes within the timeout. */
+static trv_status go_on(trv_session* s, uint64_t timeout) {
+  s->timeout = timeout;
+  trv_status st = run_steps(s, &s->pc, &s->left);
+  if (!st) st = trvi_settle(s, s->plan.step_count - 1);
+  if (st == TRV_PENDING) return st;
+  if (st) { /* what else is at work must end before its memory may go */
+    const trv_diag first = s->diag;
+    s->timeout = UINT64_MAX;
+    while (trvi_settle(s, TRV_NONE)) continue; /* each failure makes one device idle */
+    s->diag = first;
+  }
+  s->under_way = 0;
+  s->result = st;
+  return st;
+}
+
+void trvi_rest(trv_session* s) {
+  if (s->under_way) (void)!go_on(s, UINT64_MAX);
+}
+
+static trv_status begin(trv_session* s, uint64_t timeout) {
+  trvi_rest(s);
+  const trv_status st = start(s);
+  if (st) return st;
+  s->pc = 0;
+  s->left = s->max_steps;
+  s->under_way = 1;
+  return go_on(s, timeout);
+}
+
+trv_status trv_session_run(trv_session* sess) {
+  return sess ? begin(sess, UINT64_MAX) : TRV_ARGUMENT;
+}
+
+trv_status trv_session_submit(trv_session* sess, trv_event* out_done) {
+  if (!sess || !out_done) return TRV_ARGUMENT;
+  const trv_status st = begin(sess, 0);
+  memset(out_done, 0, sizeof(*out_done));
+  if (st != TRV_PENDING) return st;
+  out_done->session = sess;
+  uint32_t busy = 0, last = 0;
+  for (uint32_t k = 0; k < sess->device_count; k++)
+    if (sess->units[k].busy) busy++, last = k;
+  if (busy == 1 && sess->pc == sess->plan.step_count) {
+    out_done->driver = sess->devices[last].driver;
+    out_done->device = sess->devices[last].device;
+    out_done->point = sess->units[last].point;
+  }
+  return TRV_OK;
+}
+
+trv_status trv_event_wait(const trv_event* event, uint64_t timeout_ns) {
+  if (!event) return TRV_ARGUMENT;
+  trv_session* s = event->session;
+  if (!s) return TRV_OK;
+  return s->under_way ? go_on(s, timeout_ns) : s->result;
+}
+#endif

@@ -45,9 +45,21 @@ static int region_ok(const trv_program* prog, const trvi_plan* p, const trvf_reg
          (r->home_offset & (r->align - 1)) == 0;
 }
 
-static int verify_regions(const trv_program* prog, const trvi_plan* p, uint32_t* at) {
-  for (*at = 0; *at < p->region_count; ++*at)
-    if (*at > 0xFFFE || !region_ok(prog, p, &p->regions[*at])) return TRVI_REGION;
+static int verify_regions(const trv_program* prog, trv_fb* fb, const trvi_plan* p, uint32_t* at) {
+#ifndef TRV_ONE_MEMORY
+  const uint32_t memories = trvi_memory_count(prog, fb);
+#else
+  (void)fb;
+#endif
+  for (*at = 0; *at < p->region_count; ++*at) {
+    const trvf_region* r = &p->regions[*at];
+    if (*at > 0xFFFE || !region_ok(prog, p, r)) return TRVI_REGION;
+#ifndef TRV_ONE_MEMORY
+    if (r->memory >= (memories ? memories : TRVI_MEMORIES) ||
+        (r->kind == TRV_REGION_KIND_IO && memories && p->regions[r->home].memory != r->memory))
+      return TRVI_REGION;
+#endif
+  }
   return TRVI_NO_FAULT;
 }
 
@@ -176,6 +188,19 @@ static int verify_steps(const trvi_plan* p, uint32_t* at) {
   return TRVI_NO_FAULT;
 }
 
+#ifndef TRV_ONE_MEMORY
+/* Sorted, and each for an earlier step. */
+static int verify_waits(const trvi_plan* p, uint32_t* at) {
+  for (*at = 0; *at < p->wait_count; ++*at) {
+    const trvf_wait* w = &p->waits[*at];
+    if (w->step >= p->step_count || w->on >= w->step) return TRVI_STEP;
+    if (*at && (w->step < w[-1].step || (w->step == w[-1].step && w->on <= w[-1].on)))
+      return TRVI_STEP;
+  }
+  return TRVI_NO_FAULT;
+}
+#endif
+
 static int verify_parts(const trv_program* prog, trv_fb* fb, const trvi_plan* p, uint32_t* work,
                         uint32_t* at) {
   for (*at = 0; *at < p->part_count; ++*at) {
@@ -203,11 +228,14 @@ int trvi_verify_entry(const trv_program* prog, trv_fb* fb, const trvi_plan* p, u
   if (fb->bad || rows >= *work || p->times == 0) return TRVI_ENTRY;
   *work -= rows;
   int fault = verify_dims(p, at);
-  if (!fault) fault = verify_regions(prog, p, at);
+  if (!fault) fault = verify_regions(prog, fb, p, at);
   if (!fault) fault = verify_storages(p, at);
   if (!fault) fault = verify_values(p, at);
   if (!fault) fault = verify_slots(p, at);
   if (!fault) fault = verify_steps(p, at);
+#ifndef TRV_ONE_MEMORY
+  if (!fault) fault = verify_waits(p, at);
+#endif
   if (!fault) fault = verify_parts(prog, fb, p, work, at);
   if (!fault) fault = verify_overlap(p, work, at);
   return fault;

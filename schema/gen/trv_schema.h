@@ -249,7 +249,9 @@
 #define TRV_ISA_I8MM 128
 #define TRV_ISA_ARMBF16 256
 #define TRV_ISA_RVV 512
-#define TRV_ISA_COUNT 513
+#define TRV_ISA_DSP 1024
+#define TRV_ISA_MVE 2048
+#define TRV_ISA_COUNT 2049
 
 typedef struct trvf_map_instr {
   uint8_t op;
@@ -857,6 +859,14 @@ _Static_assert(offsetof(trvf_step, a) == 4, "layout of trvf_step.a");
 _Static_assert(offsetof(trvf_step, b) == 8, "layout of trvf_step.b");
 _Static_assert(offsetof(trvf_step, time) == 12, "layout of trvf_step.time");
 
+typedef struct trvf_wait {
+  uint32_t step;
+  uint32_t on;
+} trvf_wait;
+_Static_assert(sizeof(trvf_wait) == 8, "layout of trvf_wait");
+_Static_assert(offsetof(trvf_wait, step) == 0, "layout of trvf_wait.step");
+_Static_assert(offsetof(trvf_wait, on) == 4, "layout of trvf_wait.on");
+
 typedef struct trvf_quant {
   uint32_t value;
   int32_t zero;
@@ -911,6 +921,38 @@ _Static_assert(offsetof(trvf_external, hash0) == 0, "layout of trvf_external.has
 _Static_assert(offsetof(trvf_external, hash1) == 8, "layout of trvf_external.hash1");
 _Static_assert(offsetof(trvf_external, size) == 16, "layout of trvf_external.size");
 
+typedef struct trvf_golden {
+  uint32_t cases;
+  uint32_t tensors;
+} trvf_golden;
+_Static_assert(sizeof(trvf_golden) == 8, "layout of trvf_golden");
+_Static_assert(offsetof(trvf_golden, cases) == 0, "layout of trvf_golden.cases");
+_Static_assert(offsetof(trvf_golden, tensors) == 4, "layout of trvf_golden.tensors");
+
+typedef struct trvf_golden_tensor {
+  uint64_t offset;
+  uint64_t size;
+  uint16_t entry;
+  uint16_t case_;
+  uint16_t slot;
+  uint8_t output;
+  uint8_t dtype;
+  float tolerance;
+  uint32_t rank;
+  uint32_t dim[8];
+} trvf_golden_tensor;
+_Static_assert(sizeof(trvf_golden_tensor) == 64, "layout of trvf_golden_tensor");
+_Static_assert(offsetof(trvf_golden_tensor, offset) == 0, "layout of trvf_golden_tensor.offset");
+_Static_assert(offsetof(trvf_golden_tensor, size) == 8, "layout of trvf_golden_tensor.size");
+_Static_assert(offsetof(trvf_golden_tensor, entry) == 16, "layout of trvf_golden_tensor.entry");
+_Static_assert(offsetof(trvf_golden_tensor, case_) == 18, "layout of trvf_golden_tensor.case_");
+_Static_assert(offsetof(trvf_golden_tensor, slot) == 20, "layout of trvf_golden_tensor.slot");
+_Static_assert(offsetof(trvf_golden_tensor, output) == 22, "layout of trvf_golden_tensor.output");
+_Static_assert(offsetof(trvf_golden_tensor, dtype) == 23, "layout of trvf_golden_tensor.dtype");
+_Static_assert(offsetof(trvf_golden_tensor, tolerance) == 24, "layout of trvf_golden_tensor.tolerance");
+_Static_assert(offsetof(trvf_golden_tensor, rank) == 28, "layout of trvf_golden_tensor.rank");
+_Static_assert(offsetof(trvf_golden_tensor, dim) == 32, "layout of trvf_golden_tensor.dim");
+
 typedef struct trvf_command {
   uint16_t op;
   uint8_t n_in;
@@ -932,6 +974,45 @@ _Static_assert(offsetof(trvf_command, isa) == 6, "layout of trvf_command.isa");
 _Static_assert(offsetof(trvf_command, args) == 8, "layout of trvf_command.args");
 _Static_assert(offsetof(trvf_command, attrs) == 12, "layout of trvf_command.attrs");
 _Static_assert(offsetof(trvf_command, time) == 16, "layout of trvf_command.time");
+
+typedef struct trvf_cuda_image {
+  uint32_t kind;
+  uint32_t arch;
+  uint32_t offset;
+  uint32_t size;
+} trvf_cuda_image;
+_Static_assert(sizeof(trvf_cuda_image) == 16, "layout of trvf_cuda_image");
+_Static_assert(offsetof(trvf_cuda_image, kind) == 0, "layout of trvf_cuda_image.kind");
+_Static_assert(offsetof(trvf_cuda_image, arch) == 4, "layout of trvf_cuda_image.arch");
+_Static_assert(offsetof(trvf_cuda_image, offset) == 8, "layout of trvf_cuda_image.offset");
+_Static_assert(offsetof(trvf_cuda_image, size) == 12, "layout of trvf_cuda_image.size");
+
+typedef struct trvf_cuda_launch {
+  uint32_t kernel;
+  uint32_t threads;
+  uint32_t grid[3];
+  uint32_t words;
+  uint32_t count;
+  uint32_t time;
+} trvf_cuda_launch;
+_Static_assert(sizeof(trvf_cuda_launch) == 32, "layout of trvf_cuda_launch");
+_Static_assert(offsetof(trvf_cuda_launch, kernel) == 0, "layout of trvf_cuda_launch.kernel");
+_Static_assert(offsetof(trvf_cuda_launch, threads) == 4, "layout of trvf_cuda_launch.threads");
+_Static_assert(offsetof(trvf_cuda_launch, grid) == 8, "layout of trvf_cuda_launch.grid");
+_Static_assert(offsetof(trvf_cuda_launch, words) == 20, "layout of trvf_cuda_launch.words");
+_Static_assert(offsetof(trvf_cuda_launch, count) == 24, "layout of trvf_cuda_launch.count");
+_Static_assert(offsetof(trvf_cuda_launch, time) == 28, "layout of trvf_cuda_launch.time");
+
+typedef struct trvf_cuda_word {
+  uint32_t kind;
+  uint32_t index;
+} trvf_cuda_word;
+_Static_assert(sizeof(trvf_cuda_word) == 8, "layout of trvf_cuda_word");
+_Static_assert(offsetof(trvf_cuda_word, kind) == 0, "layout of trvf_cuda_word.kind");
+_Static_assert(offsetof(trvf_cuda_word, index) == 4, "layout of trvf_cuda_word.index");
+
+#define TRVF_MEMORY_NAME 4
+#define TRVF_MEMORY_DELEGATE 6
 
 #define TRVF_PART_DELEGATE 4
 #define TRVF_PART_FORMAT 6
@@ -955,6 +1036,7 @@ _Static_assert(offsetof(trvf_command, time) == 16, "layout of trvf_command.time"
 #define TRVF_ENTRY_LOWER_BOUND 28
 #define TRVF_ENTRY_SIGNATURE 30
 #define TRVF_ENTRY_QUANTS 32
+#define TRVF_ENTRY_WAITS 34
 
 #define TRVF_PROGRAM_ABI 4
 #define TRVF_PROGRAM_MIN_ABI 6
@@ -967,6 +1049,7 @@ _Static_assert(offsetof(trvf_command, time) == 16, "layout of trvf_command.time"
 #define TRVF_PROGRAM_EXTERNAL 20
 #define TRVF_PROGRAM_DEBUG_SEGMENT 22
 #define TRVF_PROGRAM_GOLDEN_SEGMENT 24
+#define TRVF_PROGRAM_MEMORIES 26
 
 #define TRVF_CPU_PART_COMMANDS 4
 #define TRVF_CPU_PART_ARGS 6
@@ -1002,6 +1085,13 @@ _Static_assert(offsetof(trvf_command, time) == 16, "layout of trvf_command.time"
 #define TRVF_CPU_PART_QNORM 66
 #define TRVF_CPU_PART_QRESIZE 68
 #define TRVF_CPU_PART_QRNN 70
+
+#define TRVF_CUDA_PART_IMAGES 4
+#define TRVF_CUDA_PART_LAUNCHES 6
+#define TRVF_CUDA_PART_WORDS 8
+#define TRVF_CUDA_PART_KERNELS 10
+#define TRVF_CUDA_PART_CODE 12
+#define TRVF_CUDA_PART_CRC 14
 
 #define TRVF_DEBUG_ENTRY_VALUE_NAMES 4
 #define TRVF_DEBUG_ENTRY_TIMES 6

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from trivet.program import Program
     from trivet.quantize.recipe import Recipe
     from trivet.runtime import Net, Snapshot
+    from trivet.targets.base import register_target
 
 __version__ = "0.1.0"
 
@@ -35,10 +36,12 @@ __all__ = [
     "export",
     "load",
     "lower",
+    "register_target",
 ]
 
 _HOMES = {"capture": "api", "check": "api", "export": "api", "load": "api", "lower": "api",
-          "Program": "program", "Recipe": "quantize.recipe", "Net": "runtime", "Snapshot": "runtime"}  # fmt: skip
+          "Program": "program", "Recipe": "quantize.recipe", "Net": "runtime", "Snapshot": "runtime",
+          "register_target": "targets.base"}  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

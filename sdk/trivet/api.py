@@ -36,7 +36,12 @@ def export(
     max_drop: float = MAX_DROP,
     target: str = "cpu",
     name: str = "",
+    place: Mapping[str, str] | None = None,
+    strict: bool = False,
+    fallback: bool | None = None,
+    device_io: Iterable[str] | str | bool = False,
     memories: Mapping[str, int] | None = None,
+    golden: int = 0,
     debug: bool = True,
     dump_after: Iterable[str] | str = (),
     skip: Iterable[str] | str = (),
@@ -57,10 +62,20 @@ def export(
             number, higher is better. It runs on the float model and on the program.
         max_drop: what the metric may lose, in its own units. The layers that hurt most are kept in higher precision until that
             holds.
-        target: delegates in order of preference, e.g. "cpu".
+        target: delegates in order of preference, e.g. "cpu" or "cuda.sm87 > cpu". A node goes to the first one that takes it, unless
+            copies would cost more than it saves.
+        place: pins: {module path: delegate}. All nodes below a path go there, the longest path wins; "" is the whole model.
+        strict: what the first delegate does not take is an error that names it; pinned nodes are no part of that.
+        fallback: parts of other delegates carry an alternative for the CPU, which runs where the delegate is missing or refuses. Default:
+            unless strict. Without it the delegate's inner values need no memory of the plan.
+        device_io: inputs and outputs by name (True: all) that lie in the memory of the delegate which reads or writes them, where that is
+            not the host's: the caller binds device buffers then.
         name: of the program, for people; default: the class of the model.
         memories: budgets in bytes of the device's memories, fastest first: {"dtcm": 65536, "sram": 524288}; 0: as much as
-            it takes. Short-lived small values go to the fast ones; what does not fit is an error that names the largest.
+            it takes. Short-lived small values go to the fast ones; what does not fit is an error that names the largest. The name
+            of a delegate's own memory ("vram") gives that one a budget.
+        golden: how many pairs of random inputs and their outputs to put into the file for each entry, for a device to check itself
+            with (`trv_run selftest`, a deployed firmware's self-test, trv_selftest in C).
         debug: keep names, module paths and source lines in the file (messages and tools show them; a strip away).
         dump_after: passes whose result is printed to stderr as text.
         skip: optimising passes to leave out, to find one that goes wrong.
@@ -80,8 +95,8 @@ def export(
 
     def finish(entries: Any, shapes: Any, recipe: Recipe | None, quantised: Sequence[Quantized]) -> Program:
         module = frontend.capture(entries, shapes, name=title)
-        return lower(module, quantize=recipe, quantized=quantised, target=target, memories=memories, debug=debug,
-                     dump_after=dump_after, skip=skip)  # fmt: skip
+        return lower(module, quantize=recipe, quantized=quantised, target=target, place=place, strict=strict, fallback=fallback,
+                     device_io=device_io, memories=memories, debug=debug, dump_after=dump_after, skip=skip)  # fmt: skip
 
     if quantize is None and not trained:
         for what, given in (("calibrate", calibrate), ("metric", metric)):
@@ -92,12 +107,18 @@ def export(
             f"max_drop={max_drop!r} goes with metric", remedy="give a function of a net that tells how good it is"
         )
     if quantize is None and not trained:
-        return finish(entries, shapes, None, ())
-    from trivet.quantize.flow import Work, export_quantised
-    from trivet.quantize.recipe import recipe
+        program = finish(entries, shapes, None, ())
+    else:
+        from trivet.quantize.flow import Work, export_quantised
+        from trivet.quantize.recipe import recipe
 
-    work = Work(entries, shapes, None if quantize is None else recipe(quantize), calibrate, target, finish)
-    return export_quantised(work, metric, max_drop)
+        work = Work(entries, shapes, None if quantize is None else recipe(quantize), calibrate, target, finish)
+        program = export_quantised(work, metric, max_drop)
+    if golden:
+        from trivet import golden as pairs
+
+        program = pairs.add(program, golden)
+    return program
 
 
 def capture(
@@ -121,6 +142,10 @@ def lower(
     quantize: str | Recipe | None = None,
     quantized: Iterable[Quantized] = (),
     target: str = "cpu",
+    place: Mapping[str, str] | None = None,
+    strict: bool = False,
+    fallback: bool | None = None,
+    device_io: Iterable[str] | str | bool = False,
     memories: Mapping[str, int] | None = None,
     debug: bool = True,
     dump_after: Iterable[str] | str = (),
@@ -136,7 +161,9 @@ def lower(
     from trivet.targets.base import Memory, find
 
     budgets = tuple(Memory(n, i, b) for i, (n, b) in enumerate((memories or {}).items()))
-    options = pipeline.Options(dump_after=_names(dump_after), skip=_names(skip), memories=budgets)
+    slots = device_io if isinstance(device_io, bool) else _names(device_io)
+    options = pipeline.Options(dump_after=_names(dump_after), skip=_names(skip), memories=budgets, place=dict(place or {}),
+                               strict=strict, fallback=fallback, device_io=slots)  # fmt: skip
     recipe = None
     if quantize is not None:
         from trivet.quantize.recipe import recipe as read

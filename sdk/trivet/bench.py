@@ -62,6 +62,8 @@ def bench(
     seconds: float = 10.0,
     defer_crc: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    devices: str | Sequence[str] | None = None,
+    plugins: Sequence[str | os.PathLike[str]] = (),
 ) -> Bench:
     """Loads a program and times calls of one entry.
 
@@ -77,10 +79,11 @@ def bench(
         seconds: time for the counted runs.
         defer_crc: as for load.
         progress: called with (runs done, runs).
+        devices, plugins: as for load.
     """
     before = _peak(reset=True)
     start = time.perf_counter()
-    net = load(source, weights=weights, threads=threads, defer_crc=defer_crc)
+    net = load(source, weights=weights, threads=threads, defer_crc=defer_crc, devices=devices, plugins=plugins)
     load_s = time.perf_counter() - start
     method = find_entry(net, entry)
     given = list(values) if values is not None else random_inputs(method.inputs, sizes or {})

@@ -7,6 +7,7 @@ all of them (pip install 'trivet[cross]').
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -16,44 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trivet.error import Error
-
-
-@dataclass(frozen=True)
-class Platform:
-    """A machine that the runtime can be built for.
-
-    zig: its name for `zig -target`. gnu: the triple of its GNU toolchain, "" without. zig_flags, gnu_flags: further compiler
-    flags. package: Debian's name of the GNU toolchain. emulator: what runs its programs on this machine.
-    static: trv_run needs no library of the system.
-    """
-
-    zig: str = ""
-    gnu: str = ""
-    zig_flags: str = ""
-    gnu_flags: str = ""
-    package: str = ""
-    emulator: tuple[str, ...] = ()
-    static: bool = True
-
-
-_ARM64 = ("qemu-aarch64-static", "-cpu", "max")
-PLATFORMS: dict[str, Platform] = {
-    "x86_64-linux": Platform("x86_64-linux-gnu.2.31", gnu="x86_64-linux-gnu", package="gcc"),
-    "aarch64-linux-gnu": Platform("aarch64-linux-gnu.2.31", gnu="aarch64-linux-gnu", package="gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
-                                  emulator=_ARM64),
-    "aarch64-linux-musl": Platform("aarch64-linux-musl", emulator=_ARM64),
-    "armv7-linux-gnueabihf": Platform("arm-linux-gnueabihf.2.31", gnu="arm-linux-gnueabihf", zig_flags="-mcpu=generic+v7a+neon+vfp4",
-                                      gnu_flags="-march=armv7-a+neon-vfpv4", package="gcc-arm-linux-gnueabihf libc6-dev-armhf-cross",
-                                      emulator=("qemu-arm-static",)),
-    "riscv64-linux-gnu": Platform("riscv64-linux-gnu.2.31", gnu="riscv64-linux-gnu", package="gcc-riscv64-linux-gnu libc6-dev-riscv64-cross",
-                                  emulator=("qemu-riscv64-static",)),
-    "android-arm64": Platform(static=False),
-}  # fmt: skip
+from trivet.platforms import PLATFORMS, Platform, find_emulator
 
 
 @dataclass(frozen=True)
 class Built:
-    """What `build` wrote: a folder with bin, lib, include; trv_run in it; the compiler that made it."""
+    """What `build` wrote: a folder with bin, lib, include; trv_run in it; the compiler that made it; the words in front of its
+    programs that run them on this machine, none where nothing here does or needs to.
+    """
 
     platform: str
     folder: Path
@@ -80,7 +51,7 @@ def zig() -> str:
     if found := shutil.which("zig"):
         return found
     try:
-        import ziglang  # type: ignore[import-not-found, unused-ignore]
+        import ziglang  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         return ""
     path = Path(str(ziglang.__file__)).parent / ("zig.exe" if os.name == "nt" else "zig")
@@ -119,7 +90,8 @@ def build(
     folder = Path(to if to is not None else f"trivet-{target}").absolute()
     work = folder / f".build-{name}"
     maker = ["-G", "Ninja"] if shutil.which("ninja") else []
-    flags = [f"-DTRIVET_STATIC_RUN={'ON' if platform.static and name == 'gnu' else 'OFF'}"]
+    # the simulated device is for developing on this machine
+    flags = ["-DTRIVET_PLUGINS=OFF", f"-DTRIVET_STATIC_RUN={'ON' if platform.static and name == 'gnu' else 'OFF'}"]
     _run([cmake, "-S", sources(), "-B", work, *maker, f"-DCMAKE_INSTALL_PREFIX={folder}", "-DCMAKE_INSTALL_LIBDIR=lib", *flags,
           *arguments, *options], f"cannot configure the build for {target}")  # fmt: skip
     _run([cmake, "--build", work, "--parallel", str(os.cpu_count() or 1)], f"cannot build for {target}")
@@ -127,10 +99,14 @@ def build(
         [cmake, "--install", work, "--strip"] if name == "gnu" else [cmake, "--install", work],
         f"cannot install into {folder}",
     )
-    program = folder / "bin" / "trv_run"
+    program = folder / "bin" / f"trv_run{platform.suffix}"
     if not program.is_file():
         raise Error(f"the build for {target} made no {program.name}", remedy=f"see {work}")
-    return Built(target, folder, program, name, platform.emulator)
+    try:
+        here = tuple(find_emulator(target))
+    except Error:
+        here = ()
+    return Built(target, folder, program, name, here)
 
 
 def _toolchain(
@@ -213,15 +189,32 @@ def doctor() -> list[Finding]:
             )
         except Error as e:
             found.append(Finding(f"build for {name}", "", e.remedy or ""))
-    for program, what, remedy in _EMULATORS:
+    found += [_runs(name) for name, p in PLATFORMS.items() if p.emulator]
+    for program, what, remedy in _PROGRAMS:
         found.append(Finding(what, shutil.which(program) or "", remedy))
     return found
 
 
-_EMULATORS = (
-    ("qemu-aarch64-static", "run arm, aarch64, riscv64 programs here", "apt-get install qemu-user-static"),
+def _runs(name: str) -> Finding:
+    what = f"run programs for {name} here"
+    try:
+        words = find_emulator(name)
+        if words[0] == sys.executable and importlib.util.find_spec("wasmtime") is None:
+            raise Error("wasmtime is not here", remedy=PLATFORMS[name].emulator_from)
+    except Error as e:
+        return Finding(what, "", e.remedy or "")
+    return Finding(what, "wasmtime" if words[0] == sys.executable else " ".join(words), "")
+
+
+_PROGRAMS = (
     ("qemu-system-arm", "run Cortex-M firmware here", "apt-get install qemu-system-arm"),
-    ("arm-none-eabi-gcc", "compile for Cortex-M", "apt-get install gcc-arm-none-eabi"),
+    ("arm-none-eabi-gcc", "compile for Cortex-M", "apt-get install gcc-arm-none-eabi picolibc-arm-none-eabi"),
+    ("qemu-system-riscv32", "run RISC-V firmware here", "apt-get install qemu-system-misc"),
+    (
+        "riscv64-unknown-elf-gcc",
+        "compile RISC-V firmware",
+        "apt-get install gcc-riscv64-unknown-elf picolibc-riscv64-unknown-elf",
+    ),
     ("ssh", "bench on a machine by ssh", "apt-get install openssh-client"),
     ("adb", "bench on an Android phone", "apt-get install adb"),
 )

@@ -1,4 +1,4 @@
-"""The command line: trivet export | quantize | run | inspect | bench | profile | tune | compare | check | build | doctor."""
+"""The command line: trivet export | quantize | run | inspect | bench | profile | tune | compare | check | build | deploy | doctor."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from trivet import commands, commands_devices, commands_speed
-from trivet.build import PLATFORMS
 from trivet.commands import BAD, OK
+from trivet.deploy_targets import MACHINES
 from trivet.error import Error
+from trivet.platforms import PLATFORMS
 
 USAGE = 2  # exit status: wrong words
 
@@ -74,7 +75,19 @@ examples:
 examples:
   trivet build --target aarch64-linux-musl       # trv_run, libtrivet.a and headers in trivet-aarch64-linux-musl/
   trivet build --target armv7-linux-gnueabihf --to out --compiler gnu
+  trivet build --target wasm32-wasi              # trv_run.wasm for WASI; trivet.wasm and trivet.mjs for JavaScript
   trivet build --target android-arm64 --ndk ~/android-ndk-r27""",
+    "new-delegate": """\
+examples:
+  trivet new-delegate mydev && cd mydev && python -m pytest        # builds it, puts it through the conformance test, runs models on it""",
+    "paths": """\
+examples:
+  cc -c driver.c -I $(trivet paths sources)/hal/include -I $(trivet paths sources)/schema/gen""",
+    "deploy": """\
+examples:
+  trivet deploy net.trv --target cortex-m55 --to firmware && make -C firmware run     # in QEMU
+  trivet deploy net.trv --target cortex-m4 --flash 256K --ram 64K                     # fails where it does not fit
+  trivet deploy net.trv --target cortex-m7 --weights-at 0x90000000                    # the program in a flash of its own""",
     "doctor": """\
 examples:
   trivet doctor                                  # what is here, what is missing, and the command that gets it""",
@@ -135,6 +148,14 @@ def _parser() -> argparse.ArgumentParser:
     p = command("export", commands.do_export, "Make a program of a PyTorch model", model=True)
     p.add_argument("-o", "--output", metavar="FILE.trv", help="where to (default: the model's name)")
     p.add_argument("--target", default="cpu", help="delegates in order of preference (default: cpu)")
+    p.add_argument("--place", action="append", default=[], metavar="PATH=DELEGATE", type=_pin,
+                   help="pin the nodes below a module path to a delegate; may be given several times")  # fmt: skip
+    p.add_argument("--strict", action="store_true", help="an error for what the first delegate does not take")
+    p.add_argument(
+        "--no-fallback", action="store_true", help="no alternatives for the CPU: smaller, but needs the delegates"
+    )
+    p.add_argument("--device-io", default="", metavar="NAME[,..]",
+                   help="inputs and outputs that the caller binds in the delegate's own memory")  # fmt: skip
     p.add_argument("--memory", default="", metavar="NAME=SIZE[,..]", type=_memories,
                    help="budgets of the device's memories, fastest first: dtcm=64K,sram=512K")  # fmt: skip
     p.add_argument("--dump-after", default="", metavar="PASS[,PASS]", help="print the IR after passes to stderr")
@@ -179,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument("--seconds", type=float, default=10.0, help="stop counting after that long (default: 10)")
     p.add_argument("--max-p50", type=float, metavar="MS", help="status 1 when the median is above")
     p.add_argument("--device", action="append", default=[], metavar="D",
-                   help="where, may be given several times: local, ssh://[user@]host[:port], adb:SERIAL, qemu:aarch64 | armv7 | riscv64")  # fmt: skip
+                   help="where, may be given several times: local, ssh://[user@]host[:port], adb:SERIAL, qemu:aarch64 | armv7 | riscv64, wasm, wine; firmware made by deploy: qemu:cortex-m0 .. cortex-m55, serial:PORT")  # fmt: skip
     p.add_argument("--trv-run", metavar="FILE", help="the runner for the devices (default: built and kept by trivet)")
 
     p = command(
@@ -230,6 +251,32 @@ def _parser() -> argparse.ArgumentParser:
         "--option", action="append", default=[], metavar="-DX=Y", help="further words for CMake: --option=-DX=Y"
     )
 
+    p = command(
+        "new-delegate", commands_devices.do_new_delegate, "Start a delegate of your own: driver, Target, build, tests"
+    )
+    p.add_argument("name", metavar="NAME", help="lower case letters, digits and _")
+    p.add_argument("--to", metavar="DIR", help="where (default: ./NAME)")
+
+    p = command("paths", commands_devices.do_paths, "Say where the C sources and headers, or the library, are")
+    p.add_argument("what", choices=("sources", "library"))
+
+    p = command(
+        "deploy", commands_devices.do_deploy, "Write a C project that runs a program on a machine without files or heap"
+    )
+    p.add_argument("program", metavar="FILE.trv")
+    p.add_argument("--target", required=True, metavar="T", help=", ".join(MACHINES))
+    p.add_argument("--to", metavar="DIR", help="where to (default: trivet-T)")
+    p.add_argument("--flash", type=_bytes, metavar="SIZE", help="flash that there is: 256K")
+    p.add_argument("--ram", type=_bytes, metavar="SIZE", help="RAM that there is: 64K")
+    p.add_argument("--stack", type=_bytes, metavar="SIZE", help="stack to reserve (default: what the kernels may need)")
+    p.add_argument(
+        "--weights-at",
+        type=_address,
+        metavar="ADDRESS",
+        help="the program lies there, in another flash, as program.bin",
+    )
+    p.add_argument("--debug", action="store_true", help="keep names and source lines in the program")
+
     command("doctor", commands_devices.do_doctor, "Say which tools are here, which are missing and how to get them")
     command("check", commands.do_check, "List everything of a model that cannot be exported, at once", model=True)
     return parser
@@ -253,6 +300,10 @@ def _program(p: argparse.ArgumentParser, optional: bool = False) -> None:
     p.add_argument(
         "--shape", action="append", default=[], metavar="NAME=SHAPE", help="size of a dynamic input: ids=1x128"
     )
+    p.add_argument("--devices", metavar="A,B:OPTIONS", help="who runs it, best first (default: what the program asks for, as far as "
+                   "it is here, then the CPU)")  # fmt: skip
+    p.add_argument("--plugin", action="append", default=[], metavar="FILE", help="a library with one more driver; or its name, where "
+                   "it came with trivet: npu_sim")  # fmt: skip
 
 
 def _natural(text: str) -> int:
@@ -267,6 +318,28 @@ def _at_least(least: int, text: str) -> int:
     if not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"a whole number from {least} on expected, got {text!r}")
     return int(text)
+
+
+def _pin(text: str) -> tuple[str, str]:
+    path, equals, name = text.rpartition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"PATH=DELEGATE expected, got {text!r}")
+    return path, name
+
+
+def _bytes(text: str) -> int:
+    """65536 of "64K"."""
+    m = re.fullmatch(r"(\d+)([KMG]?)", text)
+    if m is None:
+        raise argparse.ArgumentTypeError(f"a size expected, for example 256K; got {text!r}")
+    return int(m[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[m[2]]
+
+
+def _address(text: str) -> int:
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"an address expected, for example 0x90000000; got {text!r}") from None
 
 
 def _memories(text: str) -> dict[str, int]:

@@ -71,6 +71,7 @@ def do_export(o: Any) -> int:
             status.update("exporting")
         program = export(
             source.model, source.args, source.kwargs, dynamic_shapes=source.dynamic_shapes, target=o.target,
+            place=dict(o.place), strict=o.strict, fallback=False if o.no_fallback else None, device_io=o.device_io,
             memories=o.memory or None, debug=not o.strip, dump_after=o.dump_after, skip=o.skip,
             **_quantisation(o, o.quantize, source),
         )  # fmt: skip
@@ -141,7 +142,7 @@ def do_run(o: Any) -> int:
     from trivet import bench
     from trivet.runtime import load
 
-    net = load(o.program, weights=o.weights, threads=o.threads)
+    net = load(o.program, weights=o.weights, threads=o.threads, devices=o.devices, plugins=o.plugin)
     entry = bench.find_entry(net, o.entry)
     sizes = sizes_of(o.shape)
     values = bench.read_inputs(o.inputs, entry.inputs, sizes) if o.inputs else bench.random_inputs(entry.inputs, sizes)
@@ -193,11 +194,11 @@ def _save(path: str, arrays: dict[str, Any]) -> list[str]:
 
 
 def do_inspect(o: Any) -> int:
+    from trivet.host import Host
     from trivet.listing import file_data, show_file
     from trivet.reader import view_file
-    from trivet.runtime import load
 
-    load(o.program, weights=o.weights, threads=1, defer_crc=True).close()  # only a verified file is shown
+    Host(o.program, o.weights, 1, True, "cpu")  # only a verified file is shown
     view = view_file(o.program)
     if o.entry:
         view.entries = [view.entry(o.entry)]
@@ -229,7 +230,7 @@ def do_compare(o: Any) -> int:
                         remedy="name a function that returns it: FILE.py:NAME")  # fmt: skip
         net = None
         if o.program is not None:
-            net = load(o.program, weights=o.weights, threads=o.threads)
+            net = load(o.program, weights=o.weights, threads=o.threads, devices=o.devices, plugins=o.plugin)
         if o.data:
             if net is None:
                 raise Error(

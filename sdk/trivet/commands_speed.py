@@ -25,7 +25,7 @@ def do_bench(o: Any) -> int:
     with Progress(TextColumn("running"), BarColumn(), TextColumn("{task.completed} of {task.total}"), TimeRemainingColumn(),
                   console=make_console(stderr=True), transient=True, disable=quiet) as bar:  # fmt: skip
         task = bar.add_task("runs", total=o.runs)
-        result = bench.bench(o.program, values, entry=o.entry, sizes=sizes, weights=o.weights, threads=o.threads,
+        result = bench.bench(o.program, values, entry=o.entry, sizes=sizes, weights=o.weights, threads=o.threads, devices=o.devices, plugins=o.plugin,
                              warmup=o.warmup, runs=o.runs, seconds=o.seconds,
                              progress=None if quiet else lambda done, _: bar.update(task, completed=done))  # fmt: skip
     if o.json:
@@ -56,7 +56,7 @@ def do_profile(o: Any) -> int:
         if status:
             status.update("running")
         values = _values(o)
-        result = profile(o.program, values, entry=o.entry, sizes=sizes_of(o.shape), weights=o.weights, threads=threads, runs=o.runs,
+        result = profile(o.program, values, entry=o.entry, sizes=sizes_of(o.shape), weights=o.weights, threads=threads, runs=o.runs, devices=o.devices, plugins=o.plugin,
                          seconds=o.seconds, machine=machine)  # fmt: skip
     if o.trace:
         result.save_trace(o.trace)

@@ -60,12 +60,17 @@ class Pool:
         self._places: dict[tuple[Any, ...], int] = {}
         self._keep: list[Any] = []
 
+    @staticmethod
+    def key(t: Tensor) -> tuple[Any, ...]:
+        """The same for tensors of the same bytes in memory."""
+        return "at", t.data_ptr(), t.numel() * t.element_size()
+
     def add(self, t: Tensor) -> int:
         """Offset of a dense tensor's bytes."""
-        nbytes = t.numel() * t.element_size()
+        where = self.key(t)
+        nbytes = where[2]
         if nbytes == 0:
             return 0
-        where = ("at", t.data_ptr(), nbytes)
         if where in self._places:
             return self._places[where]
         data = raw(t)

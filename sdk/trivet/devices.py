@@ -7,12 +7,17 @@ A device takes files into a folder of its own and runs commands there; `trv_run`
 | --- | --- |
 | local | this one |
 | qemu:aarch64, qemu:armv7, qemu:riscv64 | an emulated one (times mean nothing; results and memory do) |
+| qemu:cortex-m0 .. cortex-m55, qemu:riscv32 | firmware made by `trivet deploy`, in an emulator that counts instructions (trivet.firmware) |
+| serial:PORT | such a firmware on a board (trivet.firmware) |
+| wasm | WebAssembly, by wasmtime on this machine |
+| wine | Windows on x86-64, by Wine on this machine |
 | ssh://[user@]host[:port] | by the ssh client with its keys and its configuration ($TRIVET_SSH: another client, with options) |
 | adb:SERIAL, adb: | an Android device, the only one where SERIAL is empty ($TRIVET_ADB: another adb) |
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -26,14 +31,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trivet.build import PLATFORMS, build
-from trivet.error import Error
+import numpy as np
 
-MACHINES = {  # uname -m: what is built for it
-    "x86_64": "x86_64-linux", "aarch64": "aarch64-linux-gnu", "arm64": "aarch64-linux-gnu", "armv7l": "armv7-linux-gnueabihf",
-    "armv8l": "armv7-linux-gnueabihf", "riscv64": "riscv64-linux-gnu",
+from trivet.build import build
+from trivet.error import Error
+from trivet.platforms import PLATFORMS, find_emulator
+
+MACHINES = {  # uname -s -m: what is built for it
+    "Linux x86_64": "x86_64-linux", "Linux aarch64": "aarch64-linux-gnu", "Linux armv7l": "armv7-linux-gnueabihf",
+    "Linux armv8l": "armv7-linux-gnueabihf", "Linux riscv64": "riscv64-linux-gnu", "Darwin arm64": "aarch64-macos",
 }  # fmt: skip
-EMULATED = {"aarch64": "aarch64-linux-gnu", "armv7": "armv7-linux-gnueabihf", "riscv64": "riscv64-linux-gnu"}
+EMULATED = {
+    "qemu:aarch64": "aarch64-linux-gnu", "qemu:armv7": "armv7-linux-gnueabihf", "qemu:riscv64": "riscv64-linux-gnu",
+    "wasm": "wasm32-wasi", "wine": "x86_64-windows-gnu",
+}  # fmt: skip
+STATIC = {  # what needs no library of the system, where there is no GNU compiler, which links trv_run statically
+    "aarch64-linux-gnu": "aarch64-linux-musl", "armv7-linux-gnueabihf": "armv7-linux-musleabihf",
+    "riscv64-linux-gnu": "riscv64-linux-musl",
+}  # fmt: skip
 PHONE = "aarch64-linux-musl"  # static: needs nothing of the phone's system
 
 
@@ -67,7 +82,7 @@ class Device:
 
     Attributes:
         text: as the user named it.
-        platform: a name of trivet.build.PLATFORMS.
+        platform: a name of trivet.platforms.PLATFORMS.
         folder: on the device; made by the first push, removed by close.
     """
 
@@ -85,8 +100,11 @@ class Device:
         Raises:
             Error: the device cannot be reached, or the command fails.
         """
+        return self._run(self.words(command), data).decode(errors="replace")
+
+    def _run(self, words: list[str], data: bytes | None = None) -> bytes:
         try:
-            done = subprocess.run(self.words(command), input=data if data is not None else b"", capture_output=True)
+            done = subprocess.run(words, input=data if data is not None else b"", capture_output=True)
         except FileNotFoundError as e:
             raise Error(
                 f"{self.text}: {e.filename} is not on this machine", remedy="`trivet doctor` says how to get it"
@@ -94,8 +112,8 @@ class Device:
         if done.returncode:
             said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
             raise Error(f"{self.text}: {said[-1] if said else f'status {done.returncode}'}",
-                        remedy=f"the command was: {command[:200]}")  # fmt: skip
-        return done.stdout.decode(errors="replace")
+                        remedy=f"the command was: {words[-1][:200]}")  # fmt: skip
+        return done.stdout
 
     def push(self, path: str | os.PathLike[str], name: str = "", executable: bool = False) -> str:
         """Copies a file into the device's folder; the place there."""
@@ -115,6 +133,10 @@ class Device:
     def _copy(self, source: Path, place: str) -> None:
         self.shell(f"cat > {shlex.quote(place)}", source.read_bytes())
 
+    def pull(self, place: str) -> bytes:
+        """A file of the device."""
+        return self._run(self.words(f"cat {shlex.quote(place)}"))
+
     def program(self, place: str) -> str:
         """The words that start an executable of the device's platform."""
         return shlex.quote(place)
@@ -133,14 +155,11 @@ class Device:
 
 
 class Emulated(Device):
-    """Another processor under qemu's user emulation."""
+    """Another kind of machine in software: qemu's user emulation, wasmtime, Wine."""
 
     def program(self, place: str) -> str:
         """The words that start an executable of the device's platform."""
-        words = PLATFORMS[self.platform].emulator
-        if not shutil.which(words[0]):
-            raise Error(f"{self.text}: {words[0]} is not on this machine", remedy="apt-get install qemu-user-static")
-        return shlex.join([*words, place])
+        return shlex.join([*find_emulator(self.platform), place])
 
 
 class Remote(Device):
@@ -174,15 +193,19 @@ class Phone(Device):
         return [*self._adb, "shell", command]
 
     def _copy(self, source: Path, place: str) -> None:
-        done = subprocess.run([*self._adb, "push", str(source), place], capture_output=True, text=True)
-        if done.returncode:
-            raise Error(f"{self.text}: adb push: {(done.stderr or done.stdout).strip()}")
+        self._run([*self._adb, "push", str(source), place])
+
+    def pull(self, place: str) -> bytes:
+        """A file of the device."""
+        with tempfile.TemporaryDirectory() as folder:
+            self._run([*self._adb, "pull", place, f"{folder}/file"])
+            return Path(folder, "file").read_bytes()
 
 
 def _platform_of(device: Device) -> str:
-    system, _, machine = device.shell("uname -s -m").strip().partition(" ")
-    if system != "Linux" or machine not in MACHINES:
-        raise Error(f"{device.text} is {system} on {machine}", remedy=f"known: Linux on {', '.join(MACHINES)}")
+    machine = device.shell("uname -s -m").strip()
+    if machine not in MACHINES:
+        raise Error(f"{device.text} is a {machine}", remedy=f"known: {', '.join(MACHINES)}")
     return MACHINES[machine]
 
 
@@ -196,23 +219,29 @@ def open_device(text: str) -> Device:
         return Remote(text)
     if text.startswith("adb:"):
         return Phone(text)
-    kind, _, name = text.partition(":")
-    if text == "local" or (kind == "qemu" and name in EMULATED):
+    if text == "local" or text in EMULATED:
         folder = str(Path(tempfile.gettempdir()) / f"trivet-{uuid.uuid4().hex[:12]}")
         if text == "local":
             import platform
 
-            return Device(text, MACHINES.get(platform.machine(), "x86_64-linux"), folder)
-        return Emulated(text, EMULATED[name], folder)
+            return Device(text, MACHINES.get(f"{platform.system()} {platform.machine()}", "x86_64-linux"), folder)
+        target = EMULATED[text]
+        if target in STATIC and not shutil.which(f"{PLATFORMS[target].gnu}-gcc"):
+            target = STATIC[target]
+        return Emulated(text, target, folder)
     raise Error(f"unknown device {text!r}",
-                remedy=f"local, {', '.join('qemu:' + n for n in EMULATED)}, ssh://[user@]host[:port], adb:SERIAL")  # fmt: skip
+                remedy=f"local, {', '.join(EMULATED)}, ssh://[user@]host[:port], adb:SERIAL")  # fmt: skip
 
 
 def runner(device: Device, cache: str | os.PathLike[str] | None = None) -> Path:
     """trv_run for the device's platform, built where it is not there yet.
 
-    cache: folder of builds; default: trivet in the user's cache folder ($XDG_CACHE_HOME).
+    cache: folder of builds; default: what `trivet build` left in this folder, else trivet in the user's cache folder
+    ($XDG_CACHE_HOME).
     """
+    here = Path(f"trivet-{device.platform}")
+    if cache is None and here.is_dir():
+        return build(device.platform, here).trv_run
     root = Path(cache) if cache else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trivet"
     return build(device.platform, root / device.platform).trv_run
 
@@ -244,14 +273,7 @@ def bench_on(
     Raises:
         Error: the device cannot be reached, or trv_run says what is wrong.
     """
-    exe = device.push(trv_run if trv_run is not None else runner(device), "trv_run", executable=True)
-    words = [device.program(exe), "bench", shlex.quote(device.push(program, "program.trv"))]
-    words += [shlex.quote(device.push(p, f"input{i}{Path(p).suffix}")) for i, p in enumerate(inputs)]
-    if weights is not None:
-        words += ["--weights", shlex.quote(device.push(weights, "weights.bin"))]
-    if entry:
-        words += ["--entry", shlex.quote(entry)]
-    words += ["--threads", str(threads)] if threads else []
+    words = _command(device, "bench", program, trv_run, entry, threads, inputs, weights)
     said = device.shell(" ".join([*words, "--runs", str(runs), "--warmup", str(warmup), "--json"]))
     try:
         data = json.loads(said)
@@ -263,3 +285,41 @@ def bench_on(
     except (json.JSONDecodeError, KeyError):
         raise Error(f"{device.text}: trv_run gave no figures: {said[:200]!r}",
                     remedy="use the trv_run that `trivet build` of this version makes") from None  # fmt: skip
+
+
+def run_on(
+    device: Device,
+    program: str | os.PathLike[str],
+    *,
+    trv_run: str | os.PathLike[str] | None = None,
+    entry: str = "",
+    threads: int = 0,
+    inputs: Sequence[str | os.PathLike[str]] = (),
+    weights: str | os.PathLike[str] | None = None,
+) -> list[np.ndarray]:
+    """Runs a program once on a device; its outputs. Arguments and errors as of `bench_on`; missing inputs are zeros."""
+    words = _command(device, "run", program, trv_run, entry, threads, inputs, weights)
+    place = f"{device.folder}/outputs"
+    count = len(device.shell(" ".join([*words, "-o", shlex.quote(place)])).splitlines())
+    return [np.load(io.BytesIO(device.pull(f"{place}/output_{i}.npy"))) for i in range(count)]
+
+
+def _command(
+    device: Device,
+    verb: str,
+    program: str | os.PathLike[str],
+    trv_run: str | os.PathLike[str] | None,
+    entry: str,
+    threads: int,
+    inputs: Sequence[str | os.PathLike[str]],
+    weights: str | os.PathLike[str] | None,
+) -> list[str]:
+    """Copies what trv_run needs; the words of its command there."""
+    exe = device.push(trv_run if trv_run is not None else runner(device), "trv_run", executable=True)
+    words = [device.program(exe), verb, shlex.quote(device.push(program, "program.trv"))]
+    words += [shlex.quote(device.push(p, f"input{i}{Path(p).suffix}")) for i, p in enumerate(inputs)]
+    if weights is not None:
+        words += ["--weights", shlex.quote(device.push(weights, "weights.bin"))]
+    if entry:
+        words += ["--entry", shlex.quote(entry)]
+    return words + (["--threads", str(threads)] if threads else [])

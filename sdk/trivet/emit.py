@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from trivet.constants import Pool, layout, raw
 from trivet.dimtable import DimTable
@@ -12,10 +14,12 @@ from trivet.fbs.structs import RegionKind, StepKind
 from trivet.ir.dim import Dim
 from trivet.ir.graph import Graph, Module, Node, State, Value
 from trivet.ir.types import SIZES
+from trivet.pieces import Border, Borders
 from trivet.pipeline import Context
 from trivet.program import Program
-from trivet.schedule import Event, Storage, schedule
-from trivet.targets.cpu_part import PartBuilder
+from trivet.schedule import DATA_OPS, Event, Run, Storage, runs, schedule
+from trivet.targets.base import Bytes, Compiled, Piece, Targets, find
+from trivet.waits import steps_of, waits
 from trivet.writer import (
     ALIGN,
     DebugSpec,
@@ -28,8 +32,8 @@ from trivet.writer import (
     records,
 )
 
-CONST_ID, STATE_ID, ARENA_ID, IO_ID = 0, 1, 2, 32
-DATA_OPS = ("nonzero", "item")
+CONST_ID, STATE_ID, ARENA_ID, IO_ID, MORE_ID = 0, 1, 2, 32, 0x8000
+MEMORIES = 1  # feature bit: memories of devices
 
 
 def emit(module: Module, ctx: Context | None = None, *, debug: bool = True, quantization: str = "") -> Program:
@@ -41,16 +45,19 @@ def emit(module: Module, ctx: Context | None = None, *, debug: bool = True, quan
         debug: with the debug table.
         quantization: JSON of the quantisation's report, for the debug table.
     """
-    shared = _Shared()
-    for graph in module.entries.values():
-        shared.collect(graph)
+    targets = find(ctx.target if ctx is not None and ctx.target is not None else "cpu")
+    shared = _Shared(targets=targets, fallback=ctx is None or ctx.fallback)
+    shared.collect(list(module.entries.values()))
     entries, tables = [], []
     for name, graph in module.entries.items():
         e = _Entry(name, graph, shared)
         entries.append(e.spec())
         tables.append(e.debug())
-    spec = ProgramSpec(module.name, entries, shared.segments(), tables if debug else (), quantization,
-                       producer=_producer())  # fmt: skip
+    memories = next((g.plan.memories for g in module.entries.values()), ())
+    owned = any(m.delegate for m in memories)
+    spec = ProgramSpec(module.name, entries, shared.segments(), tables if debug else (), quantization, producer=_producer(),
+                       features=MEMORIES if owned else 0,
+                       memories=[(m.name, m.delegate) for m in memories] if owned else ())  # fmt: skip
     return Program.of(spec, ctx.report if ctx is not None else None)
 
 
@@ -60,47 +67,99 @@ def _producer() -> str:
     return f"trivet {__version__}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A region over a segment that entries share."""
+
+    kind: RegionKind
+    id: int
+    memory: int
+    segment: int
+    size: int
+
+
 @dataclass(slots=True)
 class _Shared:
-    """What entries share: constants and states."""
+    """What entries share: constants, in one pool per set of memories that read them, and states, laid out per memory."""
 
-    pool: Pool = field(default_factory=Pool)
-    states: dict[State, int] = field(default_factory=dict)
-    state_size: int = 0
+    targets: Targets
+    fallback: bool
+    pools: dict[tuple[int, ...], Pool] = field(default_factory=dict)
+    states: dict[State, tuple[int, int]] = field(default_factory=dict)  # memory, offset
+    state_size: dict[int, int] = field(default_factory=dict)
     next_io: int = IO_ID
+    extra: list[SegmentSpec] = field(default_factory=list)  # data of large parts
+    _where: dict[Storage, tuple[int, ...]] = field(default_factory=dict)
 
-    def collect(self, graph: Graph) -> None:
-        for s in graph.plan.storages:
-            if s.const is not None:
-                s.offset = self.pool.add(layout(s.const.data)[0])
-            elif s.state is not None and s.state not in self.states:
-                self.states[s.state] = self.state_size
-                self.state_size = -(-(self.state_size + s.bound) // ALIGN) * ALIGN
+    def collect(self, graphs: list[Graph]) -> None:
+        readers: dict[tuple[object, ...], set[int]] = {}
+        constants: list[tuple[Storage, Any, tuple[object, ...]]] = []
+        for graph in graphs:
+            for s in graph.plan.storages:
+                if s.const is not None:
+                    data = layout(s.const.data)[0]
+                    key = Pool.key(data)
+                    readers.setdefault(key, set()).add(s.memory)
+                    constants.append((s, data, key))
+                elif s.state is not None and s.state not in self.states:
+                    at = self.state_size.get(s.memory, 0)
+                    self.states[s.state] = s.memory, at
+                    self.state_size[s.memory] = -(-(at + s.bound) // ALIGN) * ALIGN
+        for memories in sorted({tuple(sorted(m)) for m in readers.values()}):
+            self.pools[memories] = Pool()
+        for s, data, key in constants:
+            self._where[s] = tuple(sorted(readers[key]))
+            s.offset = self.pools[self._where[s]].add(data)
+        self.pools = {m: p for m, p in self.pools.items() if p.size}
 
-    @property
-    def has_init(self) -> bool:
-        return any(s.init is not None and bool((s.init != 0).any()) for s in self.states)
+    def _inits(self) -> list[int]:
+        """Memories with states that do not all begin as zeros."""
+        have = {m for s, (m, _) in self.states.items() if s.init is not None and bool((s.init != 0).any())}
+        return sorted(have)
 
-    @property
-    def const_segment(self) -> int:
-        return 0
+    def spans(self) -> list[_Span]:
+        """All shared regions, the same in every entry that has them."""
+        out: list[_Span] = []
+        ids = iter(range(MORE_ID, MORE_ID << 1))
+        for segment, (memories, pool) in enumerate(self.pools.items()):
+            out += [_Span(RegionKind.const_, CONST_ID if memories == (0,) else next(ids), m, segment, pool.size)
+                    for m in memories]  # fmt: skip
+        inits = self._inits()
+        for m, size in sorted(self.state_size.items()):
+            segment = len(self.pools) + inits.index(m) if m in inits else -1
+            out.append(_Span(RegionKind.state, next(ids) if m else STATE_ID, m, segment, size))
+        return out
 
-    @property
-    def state_segment(self) -> int:
-        return (1 if self.pool.size else 0) if self.has_init else -1
+    def span_of(self, s: Storage) -> tuple[RegionKind, int, int]:
+        """What a constant's or state's region is found by: kind, memory, segment."""
+        if s.kind == RegionKind.const_:
+            where = list(self.pools)
+            return s.kind, s.memory, where.index(self._where[s]) if self._where[s] in self.pools else -1
+        inits = self._inits()
+        return s.kind, s.memory, len(self.pools) + inits.index(s.memory) if s.memory in inits else -1
+
+    def part(self, delegate: str, made: Compiled, inputs: list[int], outputs: list[int]) -> PartSpec:
+        """A part as it goes into the file: large ones with their data in a segment."""
+        if made.segment:
+            at = len(self.pools) + len(self._inits()) + len(self.extra)
+            self.extra.append(SegmentSpec(made.chunks))
+            return PartSpec(delegate, made.format, b"", at, inputs, outputs)
+        data = b"".join(bytes(memoryview(c).cast("B")) for c in made.chunks)
+        return PartSpec(delegate, made.format, data, -1, inputs, outputs)
 
     def segments(self) -> list[SegmentSpec]:
-        out = [self.pool.segment()] if self.pool.size else []
-        if self.has_init:
+        out = [pool.segment() for pool in self.pools.values()]
+        for memory in self._inits():
             chunks: list[object] = []
             at = 0
-            for s, offset in self.states.items():
-                data = raw(s.init) if s.init is not None else b""
-                chunks += [bytes(offset - at), data]
-                at = offset + len(data)
-            chunks.append(bytes(self.state_size - at))
+            for s, (m, offset) in self.states.items():
+                if m == memory:
+                    data = raw(s.init) if s.init is not None else b""
+                    chunks += [bytes(offset - at), data]
+                    at = offset + len(data)
+            chunks.append(bytes(self.state_size[memory] - at))
             out.append(SegmentSpec(chunks))
-        return out
+        return out + self.extra
 
 
 class _Entry:
@@ -128,9 +187,9 @@ class _Entry:
         storages = self._storage_rows()
         return EntrySpec(
             self.name, self.dims.records(), records("Region", self.regions), storages, records("Value", self.values),
-            inputs, outputs, *self._names(), records("Step", self.steps), self.parts, self.plan.times,
+            inputs, outputs, *slot_names(self.graph), records("Step", self.steps), self.parts, self.plan.times,
             self.plan.lower_bound, json.dumps(self.graph.signature, separators=(",", ":")) if self.graph.signature else "",
-            self._quants(),
+            self._quants(), self._waits(),
         )  # fmt: skip
 
     def _quants(self) -> Records:
@@ -142,14 +201,12 @@ class _Entry:
                 rows.append({"value": i, "zero": q.zero, "scale": float(q.scale), "bits": 8 * SIZES[v.dtype]})
         return records("Quant", rows)
 
-    def _names(self) -> tuple[list[str], list[str]]:
-        from trivet.signature import Signature
-
-        names = [v.name for v in self.graph.inputs]
-        if self.graph.signature:
-            known = Signature.from_json(self.graph.signature).input_names()
-            names = known if len(known) == len(names) else names
-        return names, [v.name for v in self.graph.outputs]
+    def _waits(self) -> Records:
+        """What steps of several devices wait for."""
+        steps = steps_of(self.graph, self.shared.targets, self.shared.fallback)
+        if len({s.device for s in steps if not s.barrier}) < 2:
+            return records("Wait")
+        return records("Wait", ({"step": s, "on": on} for s, on in waits(steps, self.plan)))
 
     # -- memory
     def _regions(self) -> None:
@@ -160,15 +217,11 @@ class _Entry:
             return len(self.regions) - 1
 
         kinds = {s.kind for s in plan.storages}
-        where: dict[RegionKind, int] = {}
-        if RegionKind.const_ in kinds and shared.pool.size:
-            where[RegionKind.const_] = region(
-                RegionKind.const_, CONST_ID, shared.pool.size, segment=shared.const_segment
-            )
-        if RegionKind.state in kinds:
-            where[RegionKind.state] = region(
-                RegionKind.state, STATE_ID, shared.state_size, segment=shared.state_segment
-            )
+        mine = {shared.span_of(s) for s in plan.storages if s.kind in (RegionKind.const_, RegionKind.state)}
+        where: dict[tuple[RegionKind, int, int], int] = {}
+        for p in shared.spans():
+            if (p.kind, p.memory, p.segment) in mine:
+                where[p.kind, p.memory, p.segment] = region(p.kind, p.id, p.size, segment=p.segment, memory=p.memory)
         arenas = {}
         if kinds & {RegionKind.arena, RegionKind.io} or not self.regions:
             for memory, size in plan.arena.items():
@@ -176,8 +229,8 @@ class _Entry:
         for s in plan.storages:
             if s.kind == RegionKind.arena:
                 self.region_of[s] = arenas[s.memory]
-            elif s.kind in where:
-                self.region_of[s] = where[s.kind]
+            elif s.kind != RegionKind.io and shared.span_of(s) in where:
+                self.region_of[s] = where[shared.span_of(s)]
         for s in sorted((s for s in plan.storages if s.kind == RegionKind.io), key=lambda s: s.slot):
             self.region_of[s] = region(RegionKind.io, shared.next_io, s.bound, slot=s.slot, home=arenas[s.memory],
                                        home_offset=s.offset, memory=s.memory)  # fmt: skip
@@ -186,7 +239,7 @@ class _Entry:
     def _offset(self, s: Storage) -> int:
         if s.kind == RegionKind.io:
             return 0
-        return self.shared.states[s.state] if s.state is not None else s.offset
+        return self.shared.states[s.state][1] if s.state is not None else s.offset
 
     def _storages(self) -> None:
         seen: dict[tuple[int, int, int], int] = {}
@@ -231,38 +284,81 @@ class _Entry:
 
     # -- steps
     def _steps(self) -> None:
-        targets = {e.target for e in self.events if e.kind != "kernel"}
         step_at: dict[int, int] = {}
-        part: PartBuilder | None = None
-
-        def close() -> None:
-            nonlocal part
-            if part is not None:
-                self.parts.append(PartSpec("cpu", "cpu.1", part.build()))
-                part = None
-
+        todo = {r.first: r for r in runs(self.events)}
+        borders = Borders(self.graph) if any(r.delegate != "cpu" for r in todo.values()) else None
         for t, event in enumerate(self.events):
-            if t in targets:
-                close()
-            if event.kind == "kernel":
-                if part is None:
-                    part = PartBuilder(self._value, self.dims.row, self.dims.data)
-                    self.steps.append({"kind": StepKind.run, "count": 1, "a": len(self.parts), "time": t})
-                step_at.setdefault(t, len(self.steps) - 1)
-                part.add(event.node, t)
-                if event.node.op in DATA_OPS:
-                    self.steps[-1]["flags"] = 1
-                    close()
+            if event.kind == "kernel" and t not in todo:
                 continue
-            close()
             step_at[t] = len(self.steps)
-            kind = StepKind.branch if event.kind == "branch" else StepKind.jump
-            a = self._value(event.value) if event.value is not None else 0
-            self.steps.append({"kind": kind, "a": a, "b": event.target, "time": t})
-        close()
+            if event.kind == "kernel":
+                self._run(todo[t], borders)
+            elif event.kind == "transfer":
+                self._copy(event.node, t)
+            else:
+                kind = StepKind.branch if event.kind == "branch" else StepKind.jump
+                a = self._value(event.value) if event.value is not None else 0
+                self.steps.append({"kind": kind, "a": a, "b": event.target, "time": t})
         for s in self.steps:
-            if s["kind"] != StepKind.run:
+            if s["kind"] in (StepKind.branch, StepKind.jump):
                 s["b"] = step_at.get(s["b"], len(self.steps))
+
+    def _run(self, run: Run, borders: Borders | None) -> None:
+        """One part and its alternative for the CPU."""
+        shared = self.shared
+        target = shared.targets.named(run.delegate)
+        times = list(range(run.first, run.last + 1))
+        data = run.nodes[-1].op in DATA_OPS
+        step = {
+            "kind": StepKind.run,
+            "count": 1,
+            "a": len(self.parts),
+            "time": run.first,
+            **({"flags": 1} if data else {}),
+        }
+        self.steps.append(step)
+        kernels = Piece(
+            run.nodes, times, (), (), self.graph, self._value, self.dims.row, self.dims.data, self._constant
+        )
+        if run.delegate == "cpu":
+            self.parts.append(shared.part("cpu", target.compile(kernels), [], []))
+            return
+        assert borders is not None
+        border = borders.of(run)
+        at = {id(n): t for n, t in zip(run.nodes, times, strict=True)}
+        piece = replace(kernels, nodes=border.nodes, times=[at.get(id(n), -1) for n in border.nodes], inputs=border.inputs,
+                        outputs=border.outputs, value=self._border(border) if target.opaque else self._value)  # fmt: skip
+        ids = [[self._value(v) for v in side] for side in (border.inputs, border.outputs)]
+        self.parts.append(shared.part(run.delegate, target.compile(piece), *ids))
+        if shared.fallback:
+            other = replace(kernels, nodes=[replace(n, tmp=n.spare) for n in run.nodes])
+            self.parts.append(shared.part("cpu", shared.targets.named("cpu").compile(other), *ids))
+            step["count"] = 2
+
+    def _border(self, border: Border) -> Callable[[Value], int]:
+        """Ids for an opaque delegate: of what crosses its border."""
+        known = {*border.inputs, *border.outputs}
+
+        def value(v: Value) -> int:
+            if v not in known:
+                raise Error(f"{v} does not cross the border of the part", node=self.name,
+                            remedy="an opaque target may only ask for the piece's inputs and outputs")  # fmt: skip
+            return self._value(v)
+
+        return value
+
+    def _constant(self, v: Value) -> Bytes:
+        p = v.placement
+        if v.const is None or p is None or p.root not in self.storage_row:
+            raise Error(f"{v} is no constant of the file", node=self.name,
+                        remedy="Piece.constant takes constants that kernels of the piece read; none with Target.embeds")  # fmt: skip
+        s = self.storages[self.storage_row[p.root]]
+        return Bytes(self.region_of[s], self._offset(s), s.bound)
+
+    def _copy(self, node: Node, time: int) -> None:
+        x, y = node.inputs[0], node.outputs[0]
+        assert x is not None
+        self.steps.append({"kind": StepKind.copy, "a": self._value(x), "b": self._value(y), "time": time})
 
     # -- debug
     def debug(self) -> DebugSpec:
@@ -271,12 +367,25 @@ class _Entry:
         for e in self.events:
             n = e.node
             place = f"{n.delegate}: {n.reason}" if e.kind == "kernel" else "runtime"
+            if e.kind == "transfer":
+                place = f"{n.inputs[0].memory or 'host'} to {n.outputs[0].memory or 'host'}"  # type: ignore[union-attr]
             times.append(DebugTimeSpec(_op_text(n, e.kind), n.loc.module, n.loc.source, place))
         return DebugSpec([v.name for v in self.value_list], times)
 
 
+def slot_names(graph: Graph) -> tuple[list[str], list[str]]:
+    """Names of an entry's inputs and outputs."""
+    from trivet.signature import Signature
+
+    names = [v.name for v in graph.inputs]
+    if graph.signature:
+        known = Signature.from_json(graph.signature).input_names()
+        names = known if len(known) == len(names) else names
+    return names, [v.name for v in graph.outputs]
+
+
 def _op_text(node: Node, kind: str) -> str:
-    text = node.op if kind == "kernel" else f"{node.op} {kind}"
+    text = node.op if kind in ("kernel", "transfer") else f"{node.op} {kind}"
     if node.op == "map":
         names = [i.op.name.rstrip("_") for i in node.attrs.code if i.op.name not in ("load", "const_", "dim", "iota")]
         text += f"({', '.join(names[:6])}{', ..' if len(names) > 6 else ''})"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 from trivet import native
 from trivet.arrays import Slot
 from trivet.error import Error
-from trivet.fbs.structs import DType, RegionKind
+from trivet.fbs.structs import DType, RegionKind, StepKind
 from trivet.signature import Signature
 
 REMEDIES = {
@@ -35,56 +37,16 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)
 
 
-class Host:
-    """A mapped program with its devices and threads, shared by all contexts; closed when the last one is gone."""
+class Life:
+    """Closes a trv_host when it is forgotten and its last context gone. Destructors hold this alone: in a cycle of garbage the host may go
+    before its contexts, which need its devices. keep: what the host has borrowed.
+    """
 
-    __slots__ = ("contexts", "entries", "forks", "keep", "lock", "name", "ptr")
+    __slots__ = ("contexts", "forks", "keep", "lock", "pointer")
 
-    def __init__(self, source: Any, weights: Any, threads: int, defer_crc: bool) -> None:
-        n = native.library()
-        check_threads(threads)
-        flags = native.OPEN_DEFER_CRC if defer_crc else 0
-        out, diag = n.ffi.new("trv_host **"), n.ffi.new("trv_diag *")
-        self.keep: list[Any] = []
-        if isinstance(source, (str, os.PathLike)):
-            self.name = os.fsdecode(source)
-            _check_file(self.name)
-            path = n.ffi.NULL
-            if weights is not None:
-                if not isinstance(weights, (str, os.PathLike)):
-                    raise Error(f"weights: a path expected beside a path, got {type(weights).__name__}")
-                _check_file(os.fsdecode(weights))
-                path = n.ffi.new("char[]", os.fsencode(weights))
-            status = n.lib.trv_host_open(os.fsencode(source), path, flags, threads, out, diag)
-        else:
-            from trivet.program import Program
-
-            self.name = "program"
-            if isinstance(source, Program):
-                self.name, source = source.name or "program", source.to_bytes()
-            if isinstance(weights, (str, os.PathLike)):
-                weights = Path(weights).read_bytes()
-            span, more = self._span(source), self._span(b"" if weights is None else weights)
-            status = n.lib.trv_host_open_span(span, more, flags, threads, out, diag)
-        if status != native.OK:
-            raise Error(native.diag_text(diag), node=self.name, remedy=REMEDIES.get(status, ""))
-        close, keep = n.lib.trv_host_close, self.keep
-
-        self.forks = _forks
-
-        def free(pointer: Any, forks: int = _forks) -> None:  # before the bytes go that it has borrowed
-            if forks == _forks:
-                close(pointer)
-            keep.clear()
-
-        self.ptr = n.ffi.gc(out[0], free)
-        self.entries = [describe(self.program, i) for i in range(self.program.entry_count)]
+    def __init__(self, pointer: Any, keep: list[Any]) -> None:
+        self.pointer, self.keep, self.forks = pointer, keep, _forks
         self.contexts, self.lock = 0, threading.RLock()  # re-entered when a destructor runs inside enter or leave
-
-    @property
-    def here(self) -> bool:
-        """Whether this is still the process that opened it; a fork has the memory, but not the threads."""
-        return self.forks == _forks
 
     def enter(self) -> None:
         """One more context."""
@@ -95,8 +57,86 @@ class Host:
         """One context less; the last one closes the program."""
         with self.lock:
             self.contexts -= 1
-            if self.contexts == 0:
-                native.library().ffi.release(self.ptr)
+            self._close()
+
+    def forget(self, _: Any) -> None:
+        """The host's object is gone."""
+        with self.lock:
+            self._close()
+
+    def _close(self) -> None:
+        pointer = self.pointer
+        if self.contexts == 0 and pointer is not None:
+            self.pointer = None
+            if self.forks == _forks:
+                native.library().lib.trv_host_close(pointer)
+            self.keep.clear()
+
+
+class Host:
+    """A mapped program with its devices and threads, shared by all contexts; closed when the last one is gone."""
+
+    __slots__ = ("devices", "entries", "forks", "keep", "life", "name", "one_at_a_time", "ptr", "warned")
+
+    def __init__(
+        self,
+        source: Any,
+        weights: Any,
+        threads: int,
+        defer_crc: bool,
+        devices: str | Sequence[str] | None = None,
+        plugins: Sequence[str | os.PathLike[str]] = (),
+    ) -> None:
+        n = native.library()
+        check_threads(threads)
+        out, diag = n.ffi.new("trv_host **"), n.ffi.new("trv_diag *")
+        self.keep: list[Any] = []
+        self.warned = False
+        wish = n.ffi.new("trv_host_desc *", {"size": n.ffi.sizeof("trv_host_desc"), "threads": threads,
+                                             "flags": native.OPEN_DEFER_CRC if defer_crc else 0})  # fmt: skip
+        names = _device_names(devices)
+        libraries = [native.plugin_path(p) for p in _listed_plugins(plugins)]
+        texts = [n.ffi.new("char[]", os.fsencode(p)) for p in libraries]
+        table = n.ffi.new("char *[]", [*texts, n.ffi.NULL])  # cffi: what is assigned does not keep it
+        wish.plugins, wish.plugin_count = table, len(texts)
+        listed = n.ffi.NULL if names is None else n.ffi.new("char[]", ",".join(names).encode())
+        wish.devices = listed
+        paths: list[Any] = []
+        if isinstance(source, (str, os.PathLike)):
+            self.name = os.fsdecode(source)
+            _check_file(self.name)
+            paths.append(n.ffi.new("char[]", os.fsencode(source)))
+            wish.path = paths[0]
+            if weights is not None:
+                if not isinstance(weights, (str, os.PathLike)):
+                    raise Error(f"weights: a path expected beside a path, got {type(weights).__name__}")
+                _check_file(os.fsdecode(weights))
+                paths.append(n.ffi.new("char[]", os.fsencode(weights)))
+                wish.weights_path = paths[1]
+        else:
+            from trivet.program import Program
+
+            self.name = "program"
+            if isinstance(source, Program):
+                self.name, source = source.name or "program", source.to_bytes()
+            if isinstance(weights, (str, os.PathLike)):
+                weights = Path(weights).read_bytes()
+            wish.file, wish.weights = self._span(source), self._span(b"" if weights is None else weights)
+        status = n.lib.trv_host_open_with(wish, out, diag)
+        if status != native.OK:
+            raise _open_error(diag, status, self.name, names, libraries)
+        self.forks = _forks
+        self.life = Life(out[0], self.keep)
+        self.ptr = n.ffi.gc(out[0], self.life.forget)
+        self.devices = _opened(self.ptr)
+        threads_ok = all(d.flags & native.CAP_THREADS for d in self.devices)
+        self.one_at_a_time = None if threads_ok else threading.RLock()
+        self.entries = [describe(self.program, i) for i in range(self.program.entry_count)]
+
+    @property
+    def here(self) -> bool:
+        """Whether this is still the process that opened it; a fork has the memory, but not the threads."""
+        return self.forks == _forks
 
     @property
     def program(self) -> Any:
@@ -124,6 +164,51 @@ class Host:
                 span.data = borrowed
         self.keep.append(span)
         return span[0]
+
+
+def _device_names(devices: str | Sequence[str] | None) -> list[str] | None:
+    if devices is None:
+        return None
+    names = [w.strip() for w in devices.split(",")] if isinstance(devices, str) else list(devices)
+    if not names or not all(isinstance(w, str) and w and "," not in w for w in names):
+        raise Error(f"devices: names such as 'cpu' or 'npu_sim:delay=100' expected, got {devices!r}")
+    return names
+
+
+def _listed_plugins(plugins: Sequence[str | os.PathLike[str]]) -> list[str | os.PathLike[str]]:
+    return [plugins] if isinstance(plugins, (str, os.PathLike)) else list(plugins)
+
+
+def _open_error(diag: Any, status: int, name: str, devices: list[str] | None, libraries: list[str]) -> Error:
+    """What the runtime says; where it is about a device or plug-in of the lists, with its name."""
+    reason, at = native.diag_text(diag), int(diag.value)
+    what = native.text(diag.what)
+    if "plug-in" in what and "driver" not in what and at < len(libraries):
+        return Error(f"{libraries[at]}: {what}", remedy="build it against this version of trivet's headers")
+    if devices and ("driver" in what or "option" in what) and at < len(devices):
+        return Error(f"device {devices[at]!r}: {what}",
+                     remedy="name a delegate of this build, or give its library in plugins=")  # fmt: skip
+    return Error(reason, node=name, remedy=REMEDIES.get(status, ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """An open device. flags: TRV_CAP_*. arch: its own words."""
+
+    name: str
+    arch: str
+    flags: int
+
+
+def _opened(host: Any) -> list[Device]:
+    n = native.library()
+    bound, caps = n.ffi.new("trv_bound_device *"), n.ffi.new("trv_caps *")
+    out: list[Device] = []
+    while n.lib.trv_host_device(host, len(out), bound) == native.OK:
+        caps.size, caps.arch = n.ffi.sizeof("trv_caps"), n.ffi.NULL
+        bound.driver.caps(bound.device, caps)
+        out.append(Device(native.text(bound.driver.name), native.text(caps.arch), int(caps.flags)))
+    return out
 
 
 def check_threads(threads: int) -> None:
@@ -222,11 +307,14 @@ def error_of(diag: Any, host: Host, info: EntryInfo | None, status: int) -> Erro
 class Context:
     """The C side of a Net: sessions of all entries over one state and arena. Held by the Net and its entries."""
 
-    __slots__ = ("host", "lock", "ptr")
+    __slots__ = ("host", "lock", "pending", "ptr")
 
     def __init__(self, host: Host, threads: int, affinity: Sequence[int]) -> None:
         n = native.library()
-        self.host, self.lock = host, threading.Lock()
+        self.host = host
+        self.lock: Any = (
+            host.one_at_a_time or threading.Lock()
+        )  # a device for one thread: the host's contexts take turns
         out, diag = n.ffi.new("trv_context **"), n.ffi.new("trv_diag *")
         if not all(isinstance(c, int) and 0 <= c < 1 << 31 for c in affinity):
             raise Error(f"affinity: numbers of processors expected, got {affinity!r}")
@@ -236,15 +324,19 @@ class Context:
         status = n.lib.trv_context_open_on(host.ptr, native.SESSION_REPLAN, wish, out, diag)
         if status != native.OK:
             raise error_of(diag, host, None, status)
-        close = n.lib.trv_context_close
+        close, life = n.lib.trv_context_close, host.life
 
         def free(pointer: Any) -> None:
-            if host.here:
+            if life.forks == _forks:
                 close(pointer)
-            host.leave()
+            life.leave()
 
-        host.enter()
+        life.enter()
         self.ptr: Any = n.ffi.gc(out[0], free)
+        self.pending: Any = None  # a run that was submitted and not ended yet
+        if not host.warned:
+            host.warned = True
+            _warn_of_fallbacks([p for info in host.entries for p in self.placement(info)], host.name)
 
     def open(self) -> Any:
         """The trv_context.
@@ -259,16 +351,84 @@ class Context:
                         remedy="load the program in each process")  # fmt: skip
         return self.ptr
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The context for one caller, and no run under way."""
+        with self.lock:
+            self.end()
+            yield
+
+    def end(self) -> None:
+        """Under lock: ends a run that is under way."""
+        if self.pending is not None and self.ptr is not None:
+            self.pending._advance((1 << 64) - 1)
+
     def session(self, index: int) -> Any:
         """The trv_session of an entry."""
         return native.library().lib.trv_context_session(self.open(), index)
 
-    def states(self) -> Iterator[tuple[int, Any]]:
-        """(id, trv_buf) of every state region, once."""
-        seen: set[int] = set()
+    def placement(self, info: EntryInfo) -> list[Placement]:
+        """What does each step of an entry."""
+        n = native.library()
+        step, session, out = n.ffi.new("trv_step *"), self.session(info.index), []
+        step.size = n.ffi.sizeof("trv_step")
+        for i in range(info.steps):
+            _must(n.lib.trv_session_step(session, i, step), self.host.program)
+            op, module = (
+                native.text(n.lib.trv_program_debug(self.host.program, info.index, step.time, k)) for k in (0, 1)
+            )
+            device = "" if step.device == native.NONE else self.host.devices[step.device].name
+            out.append(Placement(info.name, i, int(step.time), StepKind(step.kind).name, device, native.text(step.wanted),
+                                 int(step.alternative), native.text(step.why), op, module))  # fmt: skip
+        return out
+
+    def states(self) -> Iterator[tuple[int, Any, int, int]]:
+        """(id, session, region, bytes) of every state, once."""
+        found: dict[int, tuple[Any, int, int]] = {}
         for info in self.host.entries:
-            view = native.library().lib.trv_session_view(self.session(info.index))
+            session = self.session(info.index)
+            view = native.library().lib.trv_session_view(session)
             for region, i in info.states:
-                if i not in seen and view.regions[region].size:
-                    seen.add(i)
-                    yield i, view.regions[region]
+                size = int(view.region_table[region].size)
+                if size and size > found.get(i, (None, 0, 0))[2]:
+                    found[i] = session, region, size
+        yield from ((i, *where) for i, where in found.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Who does a step of the plan.
+
+    Attributes:
+        kind: "run", "copy" (between memories), "branch", "jump".
+        device: name of its device; "" for what the runtime itself does.
+        wanted: delegate that the file would rather have; alternative: which of the step's parts runs, 0 the wanted one.
+        why: why it is not the wanted one.
+        op, module: of the step's first operator.
+    """
+
+    entry: str
+    step: int
+    time: int
+    kind: str
+    device: str
+    wanted: str
+    alternative: int
+    why: str
+    op: str
+    module: str
+
+
+def _warn_of_fallbacks(steps: Sequence[Placement], name: str) -> None:
+    other = [p for p in steps if p.alternative]
+    if not other:
+        return
+    reasons: dict[tuple[str, str, str], int] = {}
+    for p in other:
+        key = p.wanted, p.device, p.why
+        reasons[key] = reasons.get(key, 0) + 1
+    text = "; ".join(
+        f"{count} on {device} instead of {wanted} ({why})" for (wanted, device, why), count in reasons.items()
+    )
+    runs = sum(p.kind == "run" for p in steps)
+    warnings.warn(f"{os.path.basename(name)}: of {runs} steps {text}", RuntimeWarning, stacklevel=6)

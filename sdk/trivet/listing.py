@@ -53,6 +53,8 @@ def entry_data(entry: EntryView) -> dict[str, Any]:
         "weights": entry.weight_bytes,
         "arena": {"bytes": sum(x.size for x in live), "peak_live_bytes": sum(x.bound for x in live),
                   "lower_bound_bytes": entry.lower_bound},
+        "memories": [{"name": m.name, "delegate": m.delegate} for m in entry.memories],
+        "waits": [[int(w["step"]), int(w["on"])] for w in entry.waits],
         "steps": [{"kind": StepKind(int(s["kind"])).name, "time": int(s["time"])} for s in entry.steps],
         "commands": [{"time": c.time, "op": c.op, "delegate": c.delegate, **_place(entry, c),
                       "inputs": [None if v is None else names[v] or v for v in c.inputs],
@@ -114,6 +116,12 @@ def _show_memory(console: Console, e: EntryView) -> None:
     )
     console.print("  memory: " + " · ".join(f"{k} {size_text(v)}{kinds if k == 'const' else ''}" for k, v in totals.items()),
                   highlight=False)  # fmt: skip
+    for i, memory in enumerate(e.memories):
+        mine = [r for r in e.regions if r["memory"] == i]
+        sizes = {_KINDS[k]: sum(int(r["size"]) for r in mine if r["kind"] == k) for k in _KINDS}
+        console.print(
+            f"    {memory}: " + " · ".join(f"{k} {size_text(n)}" for k, n in sizes.items() if n), highlight=False
+        )
     for live in e.live():
         _show_live(console, e, live)
 
@@ -123,7 +131,12 @@ def _show_live(console: Console, e: EntryView, live: Live) -> None:
         return
     least = e.lower_bound
     over = f", {100 * (live.size / least - 1):.1f} % above the lower bound {size_text(least)}" if least else ""
-    console.print(f"  arena {live.region}: {size_text(live.size)}{over}", highlight=False)
+    where = e.memory_name(int(e.regions[live.region]["memory"]))
+    if where:
+        over = ""
+    console.print(
+        f"  arena {live.region}{f' in {where}' if where else ''}: {size_text(live.size)}{over}", highlight=False
+    )
     console.print(f"    {chart(live.sums, 64)}", highlight=False)
     peak = int(np.argmax(live.sums))
     rows = [s for s in e.storages if s["region"] == live.region and s["first"] <= peak <= s["last"]]

@@ -27,7 +27,8 @@ HAL_ABI = 1
 
 OK, PENDING, ARGUMENT, FORMAT, VERSION, MEMORY, UNSUPPORTED, DEVICE, STATE = 0, 1, -1, -2, -3, -4, -5, -6, -7
 OPEN_DEFER_CRC, OPEN_NO_CRC = 1, 2
-SESSION_REPLAN, SESSION_KEEP_STATE = 1, 2
+SESSION_REPLAN, SESSION_KEEP_STATE, SESSION_IN_ORDER = 1, 2, 4
+CAP_HOST_MEMORY, CAP_ASYNC, CAP_IMPORT, CAP_THREADS = 1, 2, 4, 8
 
 BASE = """
 typedef int32_t trv_status;
@@ -47,6 +48,7 @@ typedef struct trv_view {
   uint32_t size; uint32_t region_count, value_count, storage_count, dim_count;
   const trv_buf *regions; const trvf_value *values; const trvf_storage *storages; const uint8_t *offsets;
   size_t offset_stride; trv_dim *dims; const trvf_dim *dim_table; const trvf_region *region_table; uint32_t input_count;
+  uint32_t memories;
 } trv_view;
 typedef struct trv_tensor {
   uint8_t *data; uint8_t dtype, rank; uint16_t flags; trv_dim dim[8], stride[8];
@@ -60,14 +62,18 @@ typedef struct trv_runner {
   void (*run)(void *self, void (*fn)(void *ctx, uint32_t i), void *ctx, uint32_t count); void *self; uint32_t workers;
 } trv_runner;
 typedef struct trv_work { uint32_t size, time; uint32_t tiles; uint32_t isa; const char *kernel; } trv_work;
+typedef struct trv_turn {
+  uint32_t size, state; uint32_t step, time; uint32_t index; const struct trv_driver *driver; trv_device *device; uint64_t point;
+} trv_turn;
 typedef struct trv_hooks {
   uint32_t size; void (*begin)(void *self, uint32_t time); void (*end)(void *self, uint32_t time); void *self;
-  void (*work)(void *self, const trv_work *work);
+  void (*work)(void *self, const trv_work *work); void (*turn)(void *self, const trv_turn *turn);
 } trv_hooks;
 typedef struct trv_run {
   uint32_t size; uint32_t epoch; const trv_view *view; const trv_runner *runner; const trv_hooks *hooks; trv_diag *diag;
   uint32_t shape_epoch;
 } trv_run;
+typedef struct trv_config { uint32_t size; const char *options; } trv_config;
 typedef struct trv_driver {
   uint32_t size, abi; const char *name; size_t device_bytes;
   trv_status (*open)(void *mem, const void *config, trv_device **out_dev);
@@ -121,11 +127,20 @@ typedef struct trv_bound_device { const trv_driver *driver; trv_device *device; 
 typedef struct trv_session_desc {
   uint32_t size; uint32_t entry; const trv_program *program; const trv_bound_device *devices; uint32_t device_count;
   uint32_t flags; const trv_buf *regions; const trv_runner *runner; const trv_hooks *hooks; uint32_t max_steps;
+  const uint8_t *keep;
 } trv_session_desc;
 trv_status trv_session_bytes(const trv_session_desc *desc, size_t *out_bytes, trv_diag *out_diag);
 trv_status trv_session_init(const trv_session_desc *desc, void *mem, size_t size, trv_session **out_sess,
                             trv_diag *out_diag);
 void trv_session_deinit(trv_session *sess);
+trv_status trv_session_homes(const trv_session_desc *desc, uint32_t *out_devices, trv_diag *out_diag);
+typedef struct trv_step {
+  uint32_t size; uint32_t kind, time; uint32_t device; uint32_t alternative, alternatives; const char *wanted;
+  trv_status status; const char *why;
+} trv_step;
+trv_status trv_session_step(const trv_session *sess, uint32_t i, trv_step *out_step);
+trv_status trv_session_read(trv_session *sess, uint32_t region, void *dst, size_t size);
+trv_status trv_session_write(trv_session *sess, uint32_t region, const void *src, size_t size);
 trv_status trv_session_reset(trv_session *sess);
 const trv_tensor *trv_session_input(trv_session *sess, uint32_t i);
 const trv_tensor *trv_session_output(trv_session *sess, uint32_t i);
@@ -135,7 +150,11 @@ trv_status trv_session_bind_output(trv_session *sess, uint32_t i, trv_buf buf);
 trv_status trv_session_bind_region(trv_session *sess, uint32_t i, trv_buf buf);
 trv_status trv_session_plan(trv_session *sess);
 trv_status trv_session_run(trv_session *sess);
-typedef struct trv_event { const trv_driver *driver; trv_device *device; uint64_t point; } trv_event;
+uint32_t trv_selftest_cases(const trv_program *prog);
+trv_status trv_selftest(trv_session *const *sessions, const trv_program *prog, uint32_t index, trv_diag *out_diag);
+typedef struct trv_event {
+  const trv_driver *driver; trv_device *device; uint64_t point; trv_session *session;
+} trv_event;
 trv_status trv_session_submit(trv_session *sess, trv_event *out_done);
 trv_status trv_event_wait(const trv_event *event, uint64_t timeout_ns);
 const trv_diag *trv_session_diag(const trv_session *sess);
@@ -148,6 +167,12 @@ trv_status trv_host_open(const char *path, const char *weights, uint32_t flags, 
                          trv_diag *out_diag);
 trv_status trv_host_open_span(trv_span file, trv_span weights, uint32_t flags, uint32_t threads, trv_host **out_host,
                               trv_diag *out_diag);
+typedef struct trv_host_desc {
+  uint32_t size, flags, threads; const char *path, *weights_path; trv_span file, weights; const char *devices;
+  const char *const *plugins; uint32_t plugin_count; uint32_t bound_count; const trv_bound_device *bound;
+} trv_host_desc;
+trv_status trv_host_open_with(const trv_host_desc *desc, trv_host **out_host, trv_diag *out_diag);
+trv_status trv_host_device(const trv_host *host, uint32_t i, trv_bound_device *out_device);
 void trv_host_close(trv_host *host);
 const trv_program *trv_host_program(const trv_host *host);
 typedef struct trv_context trv_context;
@@ -161,14 +186,17 @@ void trv_context_close(trv_context *ctx);
 trv_session *trv_context_session(trv_context *ctx, uint32_t entry);
 trv_status trv_context_plan(trv_context *ctx, uint32_t entry);
 trv_status trv_context_run(trv_context *ctx, uint32_t entry);
+trv_status trv_context_submit(trv_context *ctx, uint32_t entry, trv_event *out_done);
 trv_status trv_context_call(trv_context *ctx, uint32_t entry, const trv_buf *inputs, uint32_t input_count,
                             const trv_buf *outputs, uint32_t output_count);
 trv_status trv_context_reset(trv_context *ctx);
 size_t trv_context_bytes(const trv_context *ctx);
 typedef struct trv_record {
-  uint64_t begin_ns, end_ns; const char *kernel; uint32_t time, tiles, isa, spare;
+  uint64_t begin_ns, end_ns; const char *kernel; uint32_t time, tiles, isa; uint32_t track; uint64_t point;
 } trv_record;
-typedef struct trv_recorder { trv_hooks hooks; trv_record *records; uint32_t capacity, count; } trv_recorder;
+typedef struct trv_recorder {
+  trv_hooks hooks; trv_record *records; uint32_t capacity, count; uint32_t track, mark; uint64_t began_ns;
+} trv_recorder;
 void trv_recorder_init(trv_recorder *out_rec, trv_record *records, uint32_t capacity);
 """
 
@@ -180,8 +208,12 @@ size_t trvk_rnn_tmp_bytes(const void *attrs, uint32_t dtype, int64_t n, int64_t 
 size_t trvk_conv_tmp_bytes(const void *attrs, int64_t cin, int64_t tiles);
 const char *trvk_isa_name(uint32_t op, uint32_t index);
 uint32_t trvk_isa_mask(const char *name);
+const char *trvk_select_name(uint32_t op, const trv_tensor *args, uint32_t n_in, uint32_t n_out, const void *attrs,
+                             const trvf_map_instr *code, uint32_t code_count, uint32_t isa_mask);
 double trvk_peak(uint32_t what, void *buf, size_t size, uint64_t rounds);
 size_t trvk_qrnn_tmp_bytes(const void *attrs, int64_t n, int64_t in, int64_t hidden);
+size_t trvk_mcu_conv_tmp_bytes(const void *attrs, int64_t channels);
+size_t trvk_mcu_matmul_tmp_bytes(int64_t rows, int64_t k);
 trv_status trvk_run(uint32_t op, const char *isa, const trv_tensor *args, uint32_t n_in, uint32_t n_out, uint32_t n_tmp,
                     const void *attrs, const trvf_map_instr *code, uint32_t code_count, trv_dim *dims,
                     const trvf_dim *dim_table, uint32_t dim_count, uint32_t tiles, trv_diag *diag);
@@ -240,6 +272,15 @@ def candidates() -> list[Path]:
     if (here.parent.parent / "CMakeLists.txt").is_file():  # a source tree: the build folder of the README
         found.append(here.parent.parent / "build" / name)
     return found
+
+
+def plugin_path(name: str | os.PathLike[str]) -> str:
+    """The shared library of a plug-in: a path as it is; a bare name means one that lies beside trivet's own library."""
+    text = os.fspath(name)
+    if os.sep in text or "." in text:
+        return text
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return str(library().path.resolve().parent / f"libtrivet_{text}.{suffix}")
 
 
 def library() -> Library:
@@ -411,6 +452,16 @@ def qrnn_tmp_bytes(attrs: Any, batch: int, inputs: int, hidden: int) -> int:
 def conv_tmp_bytes(attrs: Any, cin: int, tiles: int) -> int:
     """Scratch bytes of a conv command with a weight packed for Winograd's algorithm. tiles: of the output, all images."""
     return int(library().lib.trvk_conv_tmp_bytes(_bytes(attrs), cin, tiles))
+
+
+def mcu_conv_tmp_bytes(attrs: Any, channels: int) -> int:
+    """Scratch bytes of a qconv command with a weight by rows. channels: of the input."""
+    return int(library().lib.trvk_mcu_conv_tmp_bytes(_bytes(attrs), channels))
+
+
+def mcu_matmul_tmp_bytes(rows: int, k: int) -> int:
+    """Scratch bytes of a qmatmul command with a weight by rows. rows: of the left side, at most."""
+    return int(library().lib.trvk_mcu_matmul_tmp_bytes(rows, k))
 
 
 def isa_levels(op: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from time import perf_counter
@@ -28,6 +28,7 @@ PASSES: tuple[str, ...] = (
     "fuse_epilogues",
     "narrow_floats",
     "partition",
+    "add_transfers",
     "assign_layout",
     "choose_winograd",
     "select_kernels",
@@ -51,6 +52,12 @@ class Options:
     memories: tuple[Any, ...] = ()  # trivet.targets.Memory with budgets, fastest first; (): those of the target
     fold_limit: int = 64 << 20  # bytes that a folded constant may have beyond its operands
     quantize_io: bool = False  # inputs and outputs that are only quantised or made real are stored integers themselves
+    place: Mapping[str, str] = field(default_factory=dict)  # module path: delegate that its nodes go to
+    strict: bool = False  # what the first target refuses is an error
+    fallback: bool | None = None  # parts of other delegates have an alternative for the CPU; None: unless strict
+    device_io: tuple[str, ...] | bool = (
+        False  # inputs and outputs (all: True) that lie in the memory of who reads or writes them
+    )
     half: Any = None  # trivet.Recipe with half set: what narrow_floats does; None: nothing
 
 
@@ -89,6 +96,12 @@ class Context:
     target: Any = None
     options: Options = field(default_factory=Options)
     report: Report = field(default_factory=Report)
+
+    @property
+    def fallback(self) -> bool:
+        """Whether parts of other delegates than the CPU have an alternative for it."""
+        o = self.options
+        return not o.strict if o.fallback is None else o.fallback
 
 
 def find_pass(name: str) -> Pass:

@@ -26,7 +26,7 @@ from trivet.runtime import Entry, load
 from trivet.taps import file_view
 
 RECORD = np.dtype([("begin", "<u8"), ("end", "<u8"), ("kernel", "<u8"), ("time", "<u4"), ("tiles", "<u4"), ("isa", "<u4"),
-                   ("spare", "<u4")])  # fmt: skip
+                   ("track", "<u4"), ("point", "<u8")])  # fmt: skip
 Records = np.ndarray[Any, np.dtype[np.void]]
 
 
@@ -45,6 +45,7 @@ class Row:
         seconds: of all calls of a run, the fastest of the runs.
         share: of the sum of all commands.
         macs, bytes: of all calls.
+        device: name of the device that did it; "" for the runtime itself (moves between memories).
         by: what bounds it on this machine: "f32", "bf16", "i8" (multiply-adds) or "memory"; "" unknown.
         rate: operations per second (a multiply-add is two), or bytes where memory bounds.
         limit: the least time over the time taken; 1 is the machine's limit. Beyond 1: caches held what was counted as memory, or an
@@ -64,6 +65,7 @@ class Row:
     share: float
     macs: int
     bytes: int
+    device: str
     by: str
     rate: float
     limit: float
@@ -112,13 +114,16 @@ class Profile:
         return out
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Writes the fastest run as a Chrome trace (chrome://tracing, ui.perfetto.dev)."""
+        """Writes the fastest run as a Chrome trace (chrome://tracing, ui.perfetto.dev), a track for each device."""
+        tracks = list(dict.fromkeys(self.rows[i].device for i, _, _ in self.events)) or ["cpu"]
         events: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 1, "tid": 1, "name": "process_name", "args": {"name": f"{self.name} {self.entry}"}},
-            {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": f"{self.threads} threads"}}]  # fmt: skip
+            {"ph": "M", "pid": 1, "tid": 1, "name": "process_name", "args": {"name": f"{self.name} {self.entry}"}}]  # fmt: skip
+        for tid, device in enumerate(tracks, 1):
+            name = f"cpu, {self.threads} threads" if device == "cpu" else device or "moves"
+            events.append({"ph": "M", "pid": 1, "tid": tid, "name": "thread_name", "args": {"name": name}})
         for i, begin, end in self.events:
             r = self.rows[i]
-            events.append({"ph": "X", "pid": 1, "tid": 1, "cat": r.kernel or "delegate", "name": r.op, "ts": begin * 1e6,
+            events.append({"ph": "X", "pid": 1, "tid": 1 + tracks.index(r.device), "cat": r.kernel or "delegate", "name": r.op, "ts": begin * 1e6,
                            "dur": (end - begin) * 1e6,
                            "args": {"module": r.module, "source": r.source, "kernel": r.kernel, "isa": r.isa, "tiles": r.tiles,
                                     "rate": r.rate_text, "limit": round(r.limit, 3), "time": r.time}})  # fmt: skip
@@ -139,6 +144,8 @@ def profile(
     runs: int = 50,
     seconds: float = 5.0,
     machine: Machine | None = None,
+    devices: str | Sequence[str] | None = None,
+    plugins: Sequence[str | os.PathLike[str]] = (),
 ) -> Profile:
     """Runs a program and measures each of its commands.
 
@@ -149,8 +156,9 @@ def profile(
         runs: runs that are measured, fewer when `seconds` are over (but 3).
         seconds: time for the measured runs.
         machine: limits to compare with; None: measured now.
+        devices, plugins: as of load.
     """
-    net = load(source, weights=weights, threads=threads)
+    net = load(source, weights=weights, threads=threads, devices=devices, plugins=plugins)
     method = find_entry(net, entry)
     if machine is None:
         machine = measure(threads or os.cpu_count() or 1)
@@ -161,10 +169,11 @@ def profile(
     plan = view.entry(method.name)
     dims = recorder.dims
     wholes = [whole for whole, _ in all_runs]
-    rows = _rows(plan, dims, [records for _, records in all_runs], machine)
+    names = [d.name for d in net._context.host.devices]
+    rows = _rows(plan, dims, [records for _, records in all_runs], machine, names)
     fastest = all_runs[int(np.argmin(wholes))][1]
     index = {r.time: i for i, r in enumerate(rows)}
-    start = int(fastest["begin"][0]) if len(fastest) else 0
+    start = int(fastest["begin"].min()) if len(fastest) else 0
     events = [
         (index[int(r["time"])], (int(r["begin"]) - start) * 1e-9, (int(r["end"]) - start) * 1e-9) for r in fastest
     ]
@@ -236,7 +245,9 @@ def kernel_name(address: int) -> str:
     return native.text(native.library().ffi.cast("const char *", address)).removeprefix("trvk_") if address else ""
 
 
-def _rows(plan: EntryView, dims: Sequence[int], runs: Sequence[Records], machine: Machine) -> list[Row]:
+def _rows(
+    plan: EntryView, dims: Sequence[int], runs: Sequence[Records], machine: Machine, devices: Sequence[str]
+) -> list[Row]:
     best: dict[int, tuple[float, int]] = {}
     for records in runs:
         for t, (seconds, calls) in sums(records).items():
@@ -260,7 +271,7 @@ def _rows(plan: EntryView, dims: Sequence[int], runs: Sequence[Records], machine
                        _algorithm(plan, command, dims) if command is not None else "",
                        isa_name(int(record["isa"])) if record is not None else "",
                        int(record["tiles"]) if record is not None else 1, calls, seconds, seconds / total, work.macs * calls,
-                       work.bytes * calls, by, amount * calls / max(seconds, 1e-12),
+                       work.bytes * calls, device_name(devices, record), by, amount * calls / max(seconds, 1e-12),
                        least.seconds * calls / max(seconds, 1e-12)))  # fmt: skip
     return out
 
@@ -274,6 +285,12 @@ def _algorithm(plan: EntryView, command: Command, dims: Sequence[int]) -> str:
     if 1 < int(a["groups"]) == int(dims[int(x["dim"][1])]):
         return "depthwise"
     return "pointwise" if a["packed"] and all(k == 1 for k in a["kernel"][: int(a["nd"])]) else ""
+
+
+def device_name(devices: Sequence[str], record: Any) -> str:
+    """Who did what a record tells of."""
+    track = len(devices) if record is None else int(record["track"])
+    return devices[track] if track < len(devices) else ""
 
 
 def isa_name(bit: int) -> str:

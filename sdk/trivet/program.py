@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trivet.error import Error
-from trivet.fbs.structs import RegionKind
+from trivet.fbs.structs import RegionKind, StepKind
 from trivet.reader import EntryView, FileView
 from trivet.writer import ProgramSpec, write_file, write_memory
 
@@ -95,7 +95,10 @@ class Program:
         if not debug:
             spec = replace(spec, debug=(), quantization="")
         if external is not None:
-            spec = replace(spec, segments=[replace(s, external=i == 0) for i, s in enumerate(spec.segments)])
+            outside = {
+                int(r["segment"]) for e in spec.entries for r in e.regions if r["kind"] == RegionKind.const_
+            } or {0}
+            spec = replace(spec, segments=[replace(s, external=i in outside) for i, s in enumerate(spec.segments)])
             if not spec.segments:
                 external = None
         with _writing(target):
@@ -190,11 +193,22 @@ def entry_summary(e: EntryView) -> dict[str, Any]:
         "weights": e.weight_bytes,
         "lower_bound": e.lower_bound,
         "dynamic_plan": bool(np.any(e.storages["flags"] & 1)),
+        "memories": [_memory(e, i) for i in range(len(e.memories))],
+        "transfers": ops.pop("transfer", 0),
+        "waits": len(e.waits),
+        "alternatives": sum(int(s["count"]) > 1 for s in e.steps if s["kind"] == StepKind.run),
         "commands": sum(ops.values()),
         "steps": len(e.steps),
         "ops": dict(sorted(ops.items(), key=lambda t: (-t[1], t[0]))),
         "delegates": delegates,
     }
+
+
+def _memory(e: EntryView, index: int) -> dict[str, Any]:
+    """What of an entry lies in one memory."""
+    rows = [r for r in e.regions if r["memory"] == index]
+    kinds = {k.name.rstrip("_"): sum(int(r["size"]) for r in rows if r["kind"] == k) for k in RegionKind}
+    return {"name": e.memories[index].name, "delegate": e.memories[index].delegate, **kinds}
 
 
 def _entry_lines(e: dict[str, Any]) -> list[str]:
@@ -210,8 +224,14 @@ def _entry_lines(e: dict[str, Any]) -> list[str]:
         f"entry {e['name']}({', '.join(map(slot, e['inputs']))}) -> {', '.join(map(slot, e['outputs'])) or 'nothing'}",
         f"  memory: weights {m['const']:,}{kinds}, state {m['state']:,}, arena {arena:,} bytes (lower bound {bound:,} {over})"
         + (", planned again for the sizes of a run" if e["dynamic_plan"] else ""),
+        *(
+            f"    {m['name']}{' of ' + m['delegate'] if m['delegate'] else ''}: weights {m['const']:,}, state {m['state']:,}, "
+            f"arena {m['arena']:,} bytes"
+            for m in e["memories"]
+        ),
         f"  placement: {', '.join(f'{d} {n}' for d, n in e['delegates'].items()) or 'none'}; {e['steps']} steps, "
-        f"{e['commands']} commands: {', '.join(f'{n} {op}' for op, n in e['ops'].items())}",
+        f"{e['commands']} commands: {', '.join(f'{n} {op}' for op, n in e['ops'].items())}"
+        + (f"; {e['transfers']} transfers" if e["transfers"] else ""),
     ]
 
 

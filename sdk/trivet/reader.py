@@ -10,7 +10,7 @@ import mmap
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command of a CPU part, or a step that has none. inputs, outputs, tmp: value ids (None: not there). bits: of its weights,
+    """One command of a CPU part, one node of another part, or a step that is neither (transfer, branch, jump). inputs, outputs, tmp: value ids (None: not there). bits: of its weights,
     where they are narrower than their dtype, else 0. attrs: its attributes, a record of the op's struct; None for other steps. count:
     instructions of a map, else 0.
     """
@@ -99,15 +99,17 @@ class EntryView:
     debug: Any
     data: Any
     name: str
+    memories: list[MemoryView] = field(default_factory=list)  # of the program; []: all are the host's
     dims: Records = field(init=False)
     regions: Records = field(init=False)
     storages: Records = field(init=False)
     values: Records = field(init=False)
     steps: Records = field(init=False)
+    waits: Records = field(init=False)
 
     def __post_init__(self) -> None:
         for attr, struct in (("dims", "Dim"), ("regions", "Region"), ("storages", "Storage"), ("values", "Value"),
-                             ("steps", "Step")):  # fmt: skip
+                             ("steps", "Step"), ("waits", "Wait")):  # fmt: skip
             setattr(self, attr, _records(self.table, attr.capitalize(), struct, self.data))
 
     @property
@@ -146,8 +148,9 @@ class EntryView:
         seen: set[tuple[int, int]] = set()
         for v, row in enumerate(self.values):
             storage = self.storages[int(row["storage"])]
-            key = (int(storage["region"]), int(storage["offset"]))
-            if self.regions[key[0]]["kind"] == RegionKind.const_ and key not in seen:
+            region = self.regions[int(storage["region"])]
+            key = (int(region["segment"]), int(storage["offset"]))  # regions of several memories may share a segment
+            if region["kind"] == RegionKind.const_ and key not in seen:
                 seen.add(key)
                 name = (
                     "i4"
@@ -170,22 +173,41 @@ class EntryView:
 
     @cached_property
     def commands(self) -> list[Command]:
-        """Everything that runs, in file order. A step's best alternative counts."""
+        """Everything that runs, in file order. A step's best alternative counts: its nodes are known by an alternative for the CPU, else by the
+        debug table, else it is one "part".
+        """
         out: list[Command] = []
-        for step in self.steps:
-            if step["kind"] != StepKind.run:
+        ends = [*(int(s["time"]) for s in self.steps[1:]), self.times]
+        for step, end in zip(self.steps, ends, strict=True):
+            if step["kind"] == StepKind.run:
+                out += self._part(step, end)
+            elif step["kind"] == StepKind.copy:
+                out.append(Command(int(step["time"]), "transfer", "", (int(step["a"]),), (int(step["b"]),)))
+            else:
                 value = (int(step["a"]),) if step["kind"] != StepKind.jump else ()
                 out.append(Command(int(step["time"]), StepKind(int(step["kind"])).name, "", value))
-                continue
-            part = self.parts(step)[0]
-            delegate = _text(part.Delegate())
-            if delegate == "cpu" and part.DataLength():
-                out += _cpu_commands(_bytes_of(part, self.data))
-            else:
-                ids = [[int(get(i)) for i in range(n)] for get, n in ((part.Inputs, part.InputsLength()),
-                                                                      (part.Outputs, part.OutputsLength()))]  # fmt: skip
-                out.append(Command(int(step["time"]), "part", delegate, tuple(ids[0]), tuple(ids[1])))
         return out
+
+    def _part(self, step: Any, end: int) -> Iterator[Command]:
+        parts = self.parts(step)
+        delegate = _text(parts[0].Delegate())
+        for part in parts:
+            if _text(part.Delegate()) == "cpu" and part.DataLength():
+                yield from (replace(c, delegate=delegate) for c in _cpu_commands(_bytes_of(part, self.data)))
+                return
+        part, first = parts[0], int(step["time"])
+        inputs = tuple(int(part.Inputs(i)) for i in range(part.InputsLength()))
+        outputs = tuple(int(part.Outputs(i)) for i in range(part.OutputsLength()))
+        if self.debug is None:
+            yield Command(first, "part", delegate, inputs, outputs)
+            return
+        for t in range(first, end):
+            op = re.split(r"[( ]", self.place(t).op)[0] or "part"
+            yield Command(t, op, delegate, inputs if t == first else (), outputs if t == end - 1 else ())
+
+    def memory_name(self, index: int) -> str:
+        """Of a region: "vram of cuda", or "" where the file has host memory only."""
+        return str(self.memories[index]) if index < len(self.memories) else ""
 
     def command_rows(self) -> list[Records]:
         """The Command structs of every CPU part, in place: writing to them changes the file's bytes, where these may be written."""
@@ -212,6 +234,17 @@ class EntryView:
             yield Live(r, "arena", int(region["size"]), np.cumsum(delta[:-1]).tolist())
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryView:
+    """A memory that regions lie in. delegate: who owns it, "" the host."""
+
+    name: str
+    delegate: str
+
+    def __str__(self) -> str:
+        return f"{self.name} of {self.delegate}" if self.delegate else self.name
+
+
 class FileView:
     """A program file."""
 
@@ -226,11 +259,13 @@ class FileView:
             debug = Debug.Debug.GetRootAs(self.data[at : at + size], 0)
             if text := _text(debug.Quantization()):
                 self.quantization = json.loads(text)
+        rows = [self.program.Memories(i) for i in range(self.program.MemoriesLength())]
+        self.memories = [MemoryView(_text(r.Name()), _text(r.Delegate())) for r in rows]
         self.entries = []
         for k in range(self.program.EntriesLength()):
             table = self.program.Entries(k)
-            rows = debug.Entries(k) if debug is not None and k < debug.EntriesLength() else None
-            self.entries.append(EntryView(table, rows, self.data, _text(table.Name())))
+            names = debug.Entries(k) if debug is not None and k < debug.EntriesLength() else None
+            self.entries.append(EntryView(table, names, self.data, _text(table.Name()), self.memories))
 
     @property
     def size(self) -> int:

@@ -6,19 +6,23 @@ Passes that think in lifetimes and the emitter share it, so they cannot disagree
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from trivet.fbs.structs import RegionKind
 from trivet.ir.dim import Dim
 from trivet.ir.graph import Const, Graph, Node, State, Value
 from trivet.ir.ops import OPS
 
+DATA_OPS = ("nonzero", "item")  # they write dimensions
+
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """kernel: node runs. branch: go on at `target` if value is false. jump: go on at `target`. target is a time."""
+    """kernel: node runs. transfer: node copies between memories. branch: go on at `target` if value is false. jump: go on at
+    `target`. target is a time.
+    """
 
-    kind: Literal["kernel", "branch", "jump"]
+    kind: Literal["kernel", "transfer", "branch", "jump"]
     node: Node
     value: Value | None = None
     target: int = -1
@@ -64,7 +68,8 @@ class Storage:
     slot: int = -1  # IO: inputs, then outputs
     const: Const | None = None
     state: State | None = None
-    memory: int = 0
+    owner: str = ""  # as Value.memory
+    memory: int = 0  # row of the program's memories
     offset: int = 0
     rank: int = 0
 
@@ -77,8 +82,41 @@ class Plan:
     times: int = 0
     arena: dict[int, int] = field(default_factory=dict)  # memory: bytes
     lower_bound: int = 0
+    memories: tuple[Any, ...] = ()  # targets.Memory by Storage.memory
     copies: int = 0  # copy commands that storage assignment had to leave in
     method: str = ""
+
+
+@dataclass(slots=True)
+class Run:
+    """Kernels that one delegate does one after another: a part. first, last: their times. No branch or jump leads into it."""
+
+    delegate: str
+    first: int
+    last: int
+    nodes: list[Node] = field(default_factory=list)
+
+
+def runs(events: list[Event]) -> list[Run]:
+    """The parts of a schedule: neighbours of one delegate and, but on the CPU, one piece."""
+    targets = {e.target for e in events if e.kind in ("branch", "jump")}
+    out: list[Run] = []
+    key: tuple[str, int] | None = None
+    for t, e in enumerate(events):
+        if e.kind != "kernel" or t in targets:
+            key = None
+        if e.kind != "kernel":
+            continue
+        delegate = e.node.delegate or "cpu"
+        mine = (delegate, 0 if delegate == "cpu" else e.node.piece)
+        if mine != key:
+            out.append(Run(delegate, t, t))
+        key = mine
+        out[-1].nodes.append(e.node)
+        out[-1].last = t
+        if e.node.op in DATA_OPS:
+            key = None
+    return out
 
 
 def is_kernel(node: Node) -> bool:
@@ -121,6 +159,8 @@ def _flatten(graph: Graph, out: Schedule) -> None:
             out.choices.append(Choice(node, at, middle, len(events) - 1))
         elif is_kernel(node):
             events.append(Event("kernel", node))
+        elif node.op == "transfer":
+            events.append(Event("transfer", node))
 
 
 def all_graphs(graph: Graph) -> list[Graph]:

@@ -47,6 +47,7 @@ class Cell:
     births: list[int] = field(default_factory=list)
     reads: list[int] = field(default_factory=list)
     strict: bool = False  # read or written by a kernel that cares for the memory order
+    fixed: bool = False  # the window's strides stay as they are: it is moved as one block of bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +61,11 @@ class Tree:
     cells: list[Cell] = field(default_factory=list)
     versions: list[Version] = field(default_factory=list)
     tag: Any = None  # slot, State or Const
+
+    @property
+    def owner(self) -> str:
+        """As Value.memory, of the whole storage."""
+        return self.tag.memory if self.kind == "state" else self.root.value.memory
 
     @property
     def free(self) -> bool:
@@ -212,7 +218,7 @@ class Forest:
         if cell.tree is onto.tree:
             return edge == SAME and self._join(cell, onto)
         tree, into = cell.tree, onto.tree
-        if not tree.free or into.kind in ("input", "const"):
+        if not tree.free or into.kind in ("input", "const") or tree.owner != into.owner:
             return False
         path = self._reversed_path(cell)
         if path is None:
@@ -221,6 +227,8 @@ class Forest:
         if windows is None:
             return False
         for c in tree.cells:
+            if c.fixed and not same_strides(c.value.shape, c.window[1], windows[c][1]):
+                return False
             if not loose and c.strict and unit_axis(c.value.shape, c.window[1]) not in (
                 -1, unit_axis(c.value.shape, windows[c][1])):  # fmt: skip
                 return False

@@ -53,6 +53,8 @@ def run_tapped(entry: Entry, values: Sequence[Any]) -> tuple[list[Any], list[Tap
             return
         try:
             for v in command.outputs:
+                if not view.regions[view.storages[view.values[v].storage].region].host:
+                    continue  # in the memory of a device
                 taps.pop((time, v), None)
                 taps[time, v] = Tap(command, v, plan.value_names[v], read_value(view, plan, v))
         except Exception as e:  # an exception cannot cross the C frames

@@ -18,7 +18,7 @@ import flatbuffers
 import numpy as np
 
 from trivet.crc import crc32c
-from trivet.fbs import CpuPart, Debug, DebugEntry, DebugTime, Entry, External, Head, Part, Program
+from trivet.fbs import CpuPart, Debug, DebugEntry, DebugTime, Entry, External, Head, Memory, Part, Program
 from trivet.fbs.structs import STRUCTS, Op
 
 ABI = 1
@@ -100,6 +100,7 @@ class EntrySpec:
     lower_bound: int = 0
     signature: str = ""
     quants: Records = field(default_factory=_none("Quant"))  # sorted by value
+    waits: Records = field(default_factory=_none("Wait"))  # sorted by step, then on
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ class ProgramSpec:
     abi: int = ABI
     min_abi: int = MIN_ABI
     golden_segment: int = -1
+    memories: Sequence[tuple[str, str]] = ()  # name, delegate; the host's first. None: all are the host's
 
 
 @dataclass(slots=True)
@@ -148,7 +150,7 @@ def attrs_struct(op: Op) -> str:
 
 
 # ---- flatbuffers ------------------------------------------------------------------------------------------------------------
-def _bytes(b: flatbuffers.Builder, data: bytes, item: int, align: int) -> int:
+def flat_bytes(b: flatbuffers.Builder, data: bytes, item: int, align: int) -> int:
     """A vector whose elements are given as raw bytes."""
     b.StartVector(item, len(data) // item, align)
     b.head -= len(data)
@@ -161,12 +163,12 @@ def _struct_align(dtype: np.dtype[Any]) -> int:
     return max((f[0].base.itemsize for f in fields), default=1)
 
 
-def _records(b: flatbuffers.Builder, a: Records) -> int:
-    return _bytes(b, a.tobytes(), a.dtype.itemsize, _struct_align(a.dtype))
+def flat_records(b: flatbuffers.Builder, a: Records) -> int:
+    return flat_bytes(b, a.tobytes(), a.dtype.itemsize, _struct_align(a.dtype))
 
 
 def _ids(b: flatbuffers.Builder, ids: Sequence[int]) -> int:
-    return _bytes(b, np.asarray(ids, "<u4").tobytes(), 4, 4)
+    return flat_bytes(b, np.asarray(ids, "<u4").tobytes(), 4, 4)
 
 
 def _offsets(b: flatbuffers.Builder, offsets: Sequence[int]) -> int:
@@ -183,10 +185,10 @@ def _strings(b: flatbuffers.Builder, texts: Sequence[str]) -> int:
 def cpu_part(spec: CpuPartSpec) -> bytes:
     """The data of a part of format "cpu.1"."""
     b = flatbuffers.Builder(4096)
-    code = _records(b, spec.code)
+    code = flat_records(b, spec.code)
     args = _ids(b, spec.args)
-    commands = _records(b, spec.commands)
-    attrs = [(op, _records(b, spec.attrs[op])) for op in Op if op in spec.attrs and len(spec.attrs[op])]
+    commands = flat_records(b, spec.commands)
+    attrs = [(op, flat_records(b, spec.attrs[op])) for op in Op if op in spec.attrs and len(spec.attrs[op])]
     CpuPart.CpuPartStart(b)
     CpuPart.AddCommands(b, commands)
     CpuPart.AddArgs(b, args)
@@ -199,7 +201,7 @@ def cpu_part(spec: CpuPartSpec) -> bytes:
 
 def _part(b: flatbuffers.Builder, p: PartSpec) -> int:
     delegate, form = b.CreateSharedString(p.delegate), b.CreateSharedString(p.format)
-    data = _bytes(b, p.data, 1, 16) if p.segment < 0 else 0
+    data = flat_bytes(b, p.data, 1, 16) if p.segment < 0 else 0
     inputs, outputs = _ids(b, p.inputs), _ids(b, p.outputs)
     Part.PartStart(b)
     Part.AddDelegate(b, delegate)
@@ -215,9 +217,10 @@ def _part(b: flatbuffers.Builder, p: PartSpec) -> int:
 def _entry(b: flatbuffers.Builder, e: EntrySpec) -> int:
     parts = _offsets(b, [_part(b, p) for p in e.parts])
     name = b.CreateString(e.name)
-    dims, regions, storages, values = (_records(b, a) for a in (e.dims, e.regions, e.storages, e.values))
-    quants = _records(b, e.quants) if len(e.quants) else 0
-    inputs, outputs, steps = _ids(b, e.inputs), _ids(b, e.outputs), _records(b, e.steps)
+    dims, regions, storages, values = (flat_records(b, a) for a in (e.dims, e.regions, e.storages, e.values))
+    quants = flat_records(b, e.quants) if len(e.quants) else 0
+    waits = flat_records(b, e.waits) if len(e.waits) else 0
+    inputs, outputs, steps = _ids(b, e.inputs), _ids(b, e.outputs), flat_records(b, e.steps)
     input_names, output_names = _strings(b, e.input_names), _strings(b, e.output_names)
     signature = b.CreateString(e.signature)
     Entry.EntryStart(b)
@@ -238,7 +241,20 @@ def _entry(b: flatbuffers.Builder, e: EntrySpec) -> int:
         Entry.AddSignature(b, signature)
     if len(e.quants):
         Entry.AddQuants(b, quants)
+    if len(e.waits):
+        Entry.AddWaits(b, waits)
     return int(Entry.EntryEnd(b))
+
+
+def _memories(b: flatbuffers.Builder, rows: Sequence[tuple[str, str]]) -> int:
+    tables = []
+    for texts in rows:
+        offsets = [b.CreateSharedString(t) for t in texts]
+        Memory.MemoryStart(b)
+        for slot, text in enumerate(offsets):
+            b.PrependUOffsetTRelativeSlot(slot, text, 0)
+        tables.append(int(Memory.MemoryEnd(b)))
+    return _offsets(b, tables)
 
 
 def _debug(entries: Sequence[DebugSpec], quantization: str) -> bytes:
@@ -271,7 +287,8 @@ def _head(p: ProgramSpec, segments: Records, debug: int, external: tuple[int, in
     """The flatbuffer, with its own size and CRC in it. Its size does not depend on what the segments' rows hold."""
     b = flatbuffers.Builder(1 << 16)
     entries = _offsets(b, [_entry(b, e) for e in p.entries])
-    rows = _records(b, segments)
+    memories = _memories(b, p.memories) if p.memories else 0
+    rows = flat_records(b, segments)
     name, producer = b.CreateString(p.name), b.CreateString(p.producer)
     Program.ProgramStart(b)
     Program.AddAbi(b, p.abi)
@@ -286,6 +303,8 @@ def _head(p: ProgramSpec, segments: Records, debug: int, external: tuple[int, in
         Program.AddExternal(b, External.CreateExternal(b, *external))
     Program.AddDebugSegment(b, debug)
     Program.AddGoldenSegment(b, p.golden_segment)
+    if p.memories:
+        Program.AddMemories(b, memories)
     b.Finish(Program.ProgramEnd(b), b"TRV1")
     out = bytearray(b.Output())
     at = Program.Program.GetRootAs(out, 0).Head()._tab.Pos

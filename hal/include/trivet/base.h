@@ -71,7 +71,9 @@ typedef struct trv_buf {
 /* A dimension or stride at run time, in elements. */
 typedef ptrdiff_t trv_dim;
 
-#define TRV_MAX_RANK 8
+#ifndef TRV_MAX_RANK
+#define TRV_MAX_RANK 8 /* less for an image whose program needs less: smaller tensors */
+#endif
 #define TRV_NONE UINT32_MAX
 
 #ifdef __cplusplus

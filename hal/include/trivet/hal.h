@@ -38,7 +38,15 @@ typedef struct trv_view {
   const trvf_dim* dim_table;
   const trvf_region* region_table; /* by region: what the file says of it */
   uint32_t input_count;            /* IO regions with a slot below it are inputs */
+  uint32_t memories; /* bit m: this device reaches memory m of the file; known in part_need */
 } trv_view;
+
+/* Does this device reach the memory that value id (in range) lies in? A driver's part_need must
+ * refuse parts that read others, with TRV_UNSUPPORTED: there may be an alternative. */
+static inline int trv_view_readable(const trv_view* v, uint32_t id) {
+  const uint32_t m = v->region_table[v->storages[v->values[id].storage].region].memory;
+  return m < 32 && (v->memories >> m & 1);
+}
 
 /* May a part write value id? Not into constants (maybe flash or a read-only mapping), not into the
  * caller's inputs. A driver's part_need must refuse parts that do. */
@@ -63,14 +71,25 @@ static inline size_t trv_dtype_size(uint32_t dtype) {
   return dtype < TRV_DTYPE_COUNT ? sizes[dtype] : 0;
 }
 
-/* Resolves value id (in range, checked by the runtime's verifier) against the view. */
-static inline void trv_view_tensor(const trv_view* v, uint32_t id, trv_tensor* out) {
+/* Bytes from the start of its region to element 0,..,0 of value id. */
+static inline ptrdiff_t trv_view_offset(const trv_view* v, uint32_t id) {
   const trvf_value* f = &v->values[id];
-  const trvf_storage* s = &v->storages[f->storage];
   const uint64_t offset =
       *(const uint64_t*)(const void*)(v->offsets + (size_t)f->storage * v->offset_stride);
-  out->data = v->regions[s->region].host + (size_t)offset + (size_t)f->offset +
-              v->dims[f->shift] * (trv_dim)trv_dtype_size(f->dtype);
+  return (ptrdiff_t)((size_t)offset + (size_t)f->offset) +
+         v->dims[f->shift] * (trv_dim)trv_dtype_size(f->dtype);
+}
+
+/* Address of element 0,..,0 of value id in the device's own address space (trv_buf.dev). */
+static inline uint64_t trv_view_address(const trv_view* v, uint32_t id) {
+  return v->regions[v->storages[v->values[id].storage].region].dev +
+         (uint64_t)trv_view_offset(v, id);
+}
+
+/* What value id (in range, checked by the runtime's verifier) is like, without its address: data is
+ * left alone. */
+static inline void trv_view_shape(const trv_view* v, uint32_t id, trv_tensor* out) {
+  const trvf_value* f = &v->values[id];
   out->dtype = f->dtype;
   out->rank = f->rank;
   out->flags = f->flags;
@@ -78,6 +97,12 @@ static inline void trv_view_tensor(const trv_view* v, uint32_t id, trv_tensor* o
     out->dim[i] = v->dims[f->dim[i]];
     out->stride[i] = v->dims[f->stride[i]];
   }
+}
+
+/* Resolves value id against the view; data is the host's address, for values in host memory. */
+static inline void trv_view_tensor(const trv_view* v, uint32_t id, trv_tensor* out) {
+  trv_view_shape(v, id, out);
+  out->data = v->regions[v->storages[v->values[id].storage].region].host + trv_view_offset(v, id);
 }
 
 /* A part of the program, as a driver is asked about it. Everything is borrowed and lives as long as
@@ -97,6 +122,7 @@ typedef struct trv_part_desc {
 #define TRV_CAP_HOST_MEMORY 1u /* works on host memory: buf.host of any region is good */
 #define TRV_CAP_ASYNC 2u       /* run returns before the work is done */
 #define TRV_CAP_IMPORT 4u      /* mem_import works */
+#define TRV_CAP_THREADS 8u     /* several threads may use the device at once */
 
 typedef struct trv_caps {
   uint32_t size;
@@ -122,6 +148,23 @@ typedef struct trv_work {
   const char* kernel; /* its name, static text; "" where it is not known or texts are left out */
 } trv_work;
 
+/* A step that a device does, as the runtime tells it: TRV_TURN_BEGIN before the device is asked;
+ * TRV_TURN_GIVEN when it has taken the step and goes on by itself, till it reaches point;
+ * TRV_TURN_DONE when the host knows that everything up to point is done (step: of an asynchronous
+ * device, TRV_NONE), and after each step that was done at once. */
+#define TRV_TURN_BEGIN 0u
+#define TRV_TURN_GIVEN 1u
+#define TRV_TURN_DONE 2u
+struct trv_driver;
+typedef struct trv_turn {
+  uint32_t size, state;
+  uint32_t step, time; /* of the plan */
+  uint32_t index; /* of the device in the session's list; TRV_NONE: the runtime itself (moves) */
+  const struct trv_driver* driver; /* NULL with the runtime itself */
+  trv_device* device;
+  uint64_t point;
+} trv_turn;
+
 /* What a driver tells about one piece of work inside a part. May be NULL as a whole. Called on the
  * thread that runs. */
 typedef struct trv_hooks {
@@ -131,9 +174,12 @@ typedef struct trv_hooks {
   void* self;
   /* (optional) Before begin. Only where size says that the field is there. */
   void (*work)(void* self, const trv_work* work);
+  /* (optional) From the runtime, about steps. Likewise. */
+  void (*turn)(void* self, const trv_turn* turn);
 } trv_hooks;
 
-/* One run of a part. */
+/* One run of a part. The struct is borrowed for the call. What view holds stays as it is until the
+ * work is done; hooks are for the calling thread. */
 typedef struct trv_run {
   uint32_t size;
   uint32_t epoch; /* changes only when a base or a dimension of the view changed */
@@ -145,45 +191,66 @@ typedef struct trv_run {
                            till then */
 } trv_run;
 
+/* How a device is opened where options are a text ("name:options"). A driver's own config struct
+ * may begin like this one. */
+typedef struct trv_config {
+  uint32_t size;
+  const char* options; /* NULL: none */
+} trv_config;
+
 /* Memory rule: open and part_open get `mem` from the caller (device_bytes, part_need bytes; 16-byte
  * aligned) and keep everything there; a driver that must own more (a vendor's context) frees it in
- * close / part_close. Threads: a device is used by one thread at a time, except that the CPU
- * driver's parts of different sessions may run at the same time (its device holds no mutable
- * state). No function aborts. Optional functions may be NULL. */
+ * close / part_close. Threads: a device is used by one thread at a time, unless it has
+ * TRV_CAP_THREADS; a part always is. Points of one device rise in the order in which work is given
+ * to it, and are reached in that order. A driver whose library is missing opens all the same, and
+ * part_need says what is missing. After a failure the device still waits, frees and closes. No
+ * function aborts. Optional functions may be NULL. */
 typedef struct trv_driver {
   uint32_t size, abi; /* sizeof(trv_driver), TRV_HAL_ABI */
   const char* name;   /* the delegate's name: parts with this name are offered to it */
   size_t device_bytes;
+  /* config: NULL, or a struct that begins as trv_config. UNSUPPORTED: options that mean nothing. */
   trv_status (*open)(void* mem, const void* config, trv_device** out_dev);
   void (*close)(trv_device*);
   void (*caps)(trv_device*, trv_caps* out_caps);
-  /* (optional: all NULL = host memory) */
+  /* (optional: all NULL = host memory) out_buf->dev is not 0; host only where the CPU may use it.
+   * MEMORY: there is not that much. */
   trv_status (*mem_alloc)(trv_device*, size_t size, size_t align, trv_buf* out_buf);
-  trv_status (*mem_import)(trv_device*, void* host, size_t size,
-                           trv_buf* out_buf); /* wrap, do not copy */
+  /* Wraps host memory, does not copy; until mem_free. out_buf has host and dev. */
+  trv_status (*mem_import)(trv_device*, void* host, size_t size, trv_buf* out_buf);
   void (*mem_free)(trv_device*, trv_buf*);
   /* Bytes part_open needs; also the acceptance test: UNSUPPORTED or VERSION means "try the next
-   * alternative". Must check data fully: it may be hostile. May block. diag: why not. */
+   * alternative". Must check data fully: it may be hostile. May block. diag: why not;
+   * view->memories and the tables of the file are there, bases and dims are not. */
   trv_status (*part_need)(trv_device*, const trv_part_desc*, size_t* out_bytes, trv_diag* diag);
+  /* Bases of CONST regions are set by now, and their bytes are on the way: work given now comes
+   * after them. */
   trv_status (*part_open)(trv_device*, const trv_part_desc*, void* mem, trv_part** out_part);
   void (*part_close)(trv_device*, trv_part*);
   /* Enqueues (or does) the part's work in order; out_point: number on the device's timeline that is
    * reached when done. */
   trv_status (*run)(trv_device*, trv_part*, const trv_run*, uint64_t* out_point);
-  /* (optional) Copies size bytes between buffers, in order with runs. */
+  /* (optional; needed with memory of its own) Copies size bytes between buffers, in order with
+   * runs. A buffer with dev is the device's, one without the host's; host memory stays in place
+   * until the point is reached. Both may be the device's, without overlap. */
   trv_status (*copy)(trv_device*, const trv_buf* dst, const trv_buf* src, size_t size,
                      uint64_t* out_point);
   /* (optional: NULL = run is synchronous) timeout_ns 0: poll; TRV_PENDING when not reached. */
   trv_status (*wait)(trv_device*, uint64_t point, uint64_t timeout_ns);
   trv_status (*join)(trv_device*, trv_device* other,
                      uint64_t point); /* (optional) order on the device */
-  trv_status (*stamp)(trv_device*, uint64_t point,
-                      uint64_t* out_ns); /* (optional) device time, for profiling */
+  /* (optional) When the point was reached, in ns of the host's steady clock (that of trv_record);
+   * asked once it is. UNSUPPORTED: not kept (any more). */
+  trv_status (*stamp)(trv_device*, uint64_t point, uint64_t* out_ns);
   int32_t (*last_error)(trv_device*,
                         const char** out_what); /* (optional) the vendor's code and text */
 } trv_driver;
 
-/* The CPU driver (hal/cpu). config: NULL, or a trv_cpu_config. */
+/* What a plug-in, a shared library, exports as "trv_plugin": its driver. Checked by size and abi
+ * before anything else is looked at. */
+typedef const trv_driver* (*trv_plugin_fn)(void);
+
+/* The CPU driver (hal/cpu). config: NULL, or a trv_cpu_config (as trv_config). */
 typedef struct trv_cpu_config {
   uint32_t size;
   const char* isa; /* NULL: the best level that the machine has; "ref": portable kernels only;

@@ -43,7 +43,9 @@ typedef struct trv_program {
 
 /* Check weight segments not at open but in trv_program_check or at the first session. */
 #define TRV_OPEN_DEFER_CRC 1u
-#define TRV_OPEN_NO_CRC 2u /* never check weight segments (the head is always checked) */
+/* Check no CRC: for bytes that something else vouches for (an image in flash). What they say is
+ * verified all the same. */
+#define TRV_OPEN_NO_CRC 2u
 
 /* Opens a program in place and verifies it: structure, ranges, overlap of live values, CRCs. file
  * must be 16-byte aligned and stay valid and unchanged while the program or a session of it is
@@ -79,7 +81,7 @@ typedef struct trv_entry {
 } trv_entry;
 
 typedef struct trv_region {
-  uint8_t kind, memory; /* TRV_REGION_KIND_* */
+  uint8_t kind, memory; /* TRV_REGION_KIND_*; which memory of the file */
   uint16_t id;          /* entries that name the same id mean the same bytes */
   uint32_t align;
   uint64_t size;  /* bytes that the caller gives (CONST: that lie in the file) */
@@ -124,33 +126,72 @@ typedef struct trv_session_desc {
   const trv_bound_device*
       devices; /* in order of preference; borrowed until the session is deinit */
   uint32_t device_count;
-  uint32_t flags;           /* TRV_SESSION_* */
-  const trv_buf* regions;   /* by region of the entry; ARENA and STATE buffers (CONST: only with a
-                               reader; IO: ignored). May be NULL for trv_session_bytes. Copied. */
+  uint32_t flags;         /* TRV_SESSION_* */
+  const trv_buf* regions; /* by region of the entry; ARENA and STATE buffers (CONST: with a reader,
+                             or in a device's memory; IO: ignored). host is set in host memory, dev
+                             in a device's. May be NULL for trv_session_bytes. Copied. */
   const trv_runner* runner; /* NULL: one thread */
   const trv_hooks* hooks;   /* NULL: none */
-  uint32_t max_steps; /* steps that one run may take before it stops with STATE; 0: no limit. For
-                         files of unknown origin, whose loops need not end */
+  uint32_t max_steps;  /* steps that one run may take before it stops with STATE; 0: no limit. For
+                          files of unknown origin, whose loops need not end */
+  const uint8_t* keep; /* by region: not 0: its buffer in a device's memory, or of a STATE, has been
+                          filled by another session, and init leaves it. NULL: none. Not with
+                          TRV_ONE_MEMORY */
 } trv_session_desc;
 
 /* Plan arenas again for the sizes of each run (dynamic entries, hosts). */
 #define TRV_SESSION_REPLAN 1u
 /* Init leaves STATE as it is: another session of the program filled it. */
 #define TRV_SESSION_KEEP_STATE 2u
+/* Steps run one after another, whatever order between devices the file allows: to see what overlap
+ * gains, and for files of unknown origin, whose waits need not keep devices apart. */
+#define TRV_SESSION_IN_ORDER 4u
 
 /* Bytes of caller memory that trv_session_init needs (16-byte aligned), parts of drivers included.
  * Errors as init. */
 TRV_API TRV_NODISCARD trv_status trv_session_bytes(const trv_session_desc* desc, size_t* out_bytes,
                                                    trv_diag* out_diag);
 
-/* Builds the session in mem and resets STATE. Errors: ARGUMENT; MEMORY (a region or mem too small:
- * diag.expected/got); UNSUPPORTED (no device takes a step; diag.step); FORMAT (deferred CRC or
- * hostile part). out_diag may be NULL. */
+#ifndef TRV_ONE_MEMORY
+/* Where each region of the entry (out_devices: one number per region) has to be: position of the
+ * device whose memory it is, or TRV_NONE: in host memory. A device that refuses one of its parts
+ * has no region. Errors as init. */
+TRV_API TRV_NODISCARD trv_status trv_session_homes(const trv_session_desc* desc,
+                                                   uint32_t* out_devices, trv_diag* out_diag);
+#endif
+
+/* Builds the session in mem, fills regions in devices' memories, and resets STATE. Errors:
+ * ARGUMENT; MEMORY (a region or mem too small: diag.expected/got); UNSUPPORTED (no device takes a
+ * step; diag.step); FORMAT (deferred CRC or hostile part). out_diag may be NULL. */
 TRV_API TRV_NODISCARD trv_status trv_session_init(const trv_session_desc* desc, void* mem,
                                                   size_t size, trv_session** out_sess,
                                                   trv_diag* out_diag);
 /* Closes the parts. The memory is the caller's. NULL is fine. */
 TRV_API void trv_session_deinit(trv_session* sess);
+
+#ifndef TRV_ONE_MEMORY
+/* How a step is done. size is the caller's; texts are static or of the file. */
+typedef struct trv_step {
+  uint32_t size;
+  uint32_t kind, time; /* TRV_STEP_KIND_*; of the plan */
+  uint32_t device;     /* position in the session's devices; TRV_NONE: the runtime itself */
+  uint32_t alternative, alternatives; /* RUN: which of how many */
+  const char* wanted;                 /* RUN: delegate of the first alternative */
+  trv_status status;                  /* why that one does not run, TRV_OK where it does ... */
+  const char* why;                    /* ... in words, or NULL */
+} trv_step;
+TRV_API TRV_NODISCARD trv_status trv_session_step(const trv_session* sess, uint32_t i,
+                                                  trv_step* out_step);
+
+/* Copies between host memory and the first size bytes of a region, wherever it is: snapshots of
+ * STATE, inputs and outputs at their planned place in a device's memory (region of a slot: by
+ * trv_session_view). Blocks. Errors: ARGUMENT (no such region, write into CONST), MEMORY (beyond
+ * its end), of the device. */
+TRV_API TRV_NODISCARD trv_status trv_session_read(trv_session* sess, uint32_t region, void* dst,
+                                                  size_t size);
+TRV_API TRV_NODISCARD trv_status trv_session_write(trv_session* sess, uint32_t region,
+                                                   const void* src, size_t size);
+#endif
 
 /* STATE back to its first values. Does not block on anything but running work. */
 TRV_API TRV_NODISCARD trv_status trv_session_reset(trv_session* sess);
@@ -160,12 +201,13 @@ TRV_API TRV_NODISCARD trv_status trv_session_reset(trv_session* sess);
 TRV_API const trv_tensor* trv_session_input(trv_session* sess, uint32_t i);
 TRV_API const trv_tensor* trv_session_output(trv_session* sess, uint32_t i);
 
-/* Binds an input: dense row-major data of the slot's dtype in buf (host set), sizes dims[rank].
- * Borrowed until the next bind of the slot; only read. dims NULL: the slot's static sizes, or those
- * bound last. Input memory must be aligned to its element. buf.host NULL: sizes only; the data go
- * to the planned place, which trv_session_input tells after trv_session_plan, and must be written
- * again before each run. Errors: ARGUMENT with expected/got (slot, dtype, rank, size out of range),
- * MEMORY (buf.size too small). */
+/* Binds an input: dense row-major data of the slot's dtype in buf (host set; dev where the slot is
+ * in a device's memory, which must have the data by then), sizes dims[rank]. Borrowed until the
+ * next bind of the slot; only read. dims NULL: the slot's static sizes, or those bound last. Input
+ * memory must be aligned to its element. buf.host NULL: sizes only; the data go to the planned
+ * place, which trv_session_input tells after trv_session_plan, and must be written again before
+ * each run. Errors: ARGUMENT with expected/got (slot, dtype, rank, size out of range), MEMORY
+ * (buf.size too small). */
 TRV_API TRV_NODISCARD trv_status trv_session_bind_input(trv_session* sess, uint32_t i,
                                                         uint32_t dtype, uint32_t rank,
                                                         const int64_t* dims, trv_buf buf);
@@ -190,15 +232,32 @@ TRV_API TRV_NODISCARD trv_status trv_session_plan(trv_session* sess);
  * again. */
 TRV_API TRV_NODISCARD trv_status trv_session_run(trv_session* sess);
 
+/* Golden pairs that export put into the file (runtime_c/check/selftest.c; images that do not call
+ * it are without). How many: 0 for none. */
+TRV_API uint32_t trv_selftest_cases(const trv_program* prog);
+/* Runs pair `index` from a reset state and compares: integers must be equal, real numbers within
+ * the tolerance that the file gives. sessions: one for each entry, NULL where pairs of an entry are
+ * not wanted; their inputs are unbound and STATE is changed. Errors: ARGUMENT (no such pair);
+ * DEVICE (an output differs: diag.value is the output, axis the element, expected and got the bits
+ * of it); those of bind and run. */
+TRV_API TRV_NODISCARD trv_status trv_selftest(trv_session* const* sessions, const trv_program* prog,
+                                              uint32_t index, trv_diag* out_diag);
+
+/* The end of a run. driver, device, point: set where one device will have done everything when it
+ * is at the point; whoever gives it more work may rely on that without waiting. */
 typedef struct trv_event {
   const trv_driver* driver;
   trv_device* device;
   uint64_t point;
+  trv_session* session; /* NULL: it was over at once */
 } trv_event;
-/* Starts the entry and returns; out_done is reached when it is complete. On synchronous devices it
- * is already. */
+/* Starts the entry and returns as soon as the host would have to wait for a device; out_done is
+ * reached when the run is complete. Functions that change what the run uses (bind, plan, reset,
+ * run, submit, deinit) end it first. Errors of what was done so far, as run. */
 TRV_API TRV_NODISCARD trv_status trv_session_submit(trv_session* sess, trv_event* out_done);
-/* timeout_ns 0: poll (TRV_PENDING when not reached). */
+/* Goes on with the run, on the calling thread, and waits for devices: each time for timeout_ns at
+ * most (0: poll), then TRV_PENDING. Else what trv_session_run would have returned. The event is
+ * good until the session runs again. */
 TRV_API TRV_NODISCARD trv_status trv_event_wait(const trv_event* event, uint64_t timeout_ns);
 
 /* The last error of this session. Never NULL. */
@@ -230,6 +289,27 @@ TRV_API TRV_NODISCARD trv_status trv_host_open(const char* path, const char* wei
 TRV_API TRV_NODISCARD trv_status trv_host_open_span(trv_span file, trv_span weights, uint32_t flags,
                                                     uint32_t threads, trv_host** out_host,
                                                     trv_diag* out_diag);
+/* Both in one, and who runs the parts. size is the caller's; everything is borrowed for the call
+ * but spans and bound devices, which the caller keeps. */
+typedef struct trv_host_desc {
+  uint32_t size, flags, threads;   /* TRV_OPEN_* */
+  const char *path, *weights_path; /* or: */
+  trv_span file, weights;
+  const char*
+      devices; /* in order of preference: "name:options,name", e.g. "npu:fast=1,cpu"; NULL: those
+                  that the file's parts ask for, as far as they are there, then the CPU */
+  const char* const* plugins; /* paths of shared libraries with more drivers (trv_plugin_fn) */
+  uint32_t plugin_count;
+  uint32_t bound_count; /* devices that the application has opened: they come first */
+  const trv_bound_device* bound;
+} trv_host_desc;
+/* Errors also: ARGUMENT (no such driver; a library that is no plug-in), VERSION (a plug-in of
+ * another HAL), UNSUPPORTED (a device refuses its options); value is the position in the list. */
+TRV_API TRV_NODISCARD trv_status trv_host_open_with(const trv_host_desc* desc, trv_host** out_host,
+                                                    trv_diag* out_diag);
+/* Device i of the host, in order of preference; ARGUMENT beyond the last. */
+TRV_API TRV_NODISCARD trv_status trv_host_device(const trv_host* host, uint32_t i,
+                                                 trv_bound_device* out_device);
 TRV_API void trv_host_close(trv_host* host);
 TRV_API const trv_program* trv_host_program(const trv_host* host);
 
@@ -263,6 +343,10 @@ TRV_API trv_session* trv_context_session(trv_context* ctx, uint32_t entry);
 TRV_API TRV_NODISCARD trv_status trv_context_plan(trv_context* ctx, uint32_t entry);
 /* As trv_session_run after trv_context_plan. */
 TRV_API TRV_NODISCARD trv_status trv_context_run(trv_context* ctx, uint32_t entry);
+/* As trv_session_submit after trv_context_plan. Entries of one context share memory: a run of
+ * another one is ended first. For several runs at a time take several contexts. */
+TRV_API TRV_NODISCARD trv_status trv_context_submit(trv_context* ctx, uint32_t entry,
+                                                    trv_event* out_done);
 /* Binds all inputs (their sizes as bound last, so bind each by itself once; static sizes need no
  * bind) and the first output_count outputs, and runs: one call for languages to which each is dear.
  * Errors: of trv_session_bind_input, trv_session_bind_output, trv_context_run; ARGUMENT where
@@ -277,9 +361,12 @@ TRV_API size_t trv_context_bytes(const trv_context* ctx);
 /* What one command took: the clock (monotonic, ns) when it began and ended, the other fields as of
  * trv_work. */
 typedef struct trv_record {
-  uint64_t begin_ns, end_ns;
+  uint64_t begin_ns, end_ns; /* of a device that works by itself: as far as it tells, and end 0
+                                while the work is not known to be done */
   const char* kernel;
-  uint32_t time, tiles, isa, spare;
+  uint32_t time, tiles, isa;
+  uint32_t track; /* position of the device; TRV_NONE: the runtime itself (moves) */
+  uint64_t point; /* on the timeline of a device that works by itself, else 0 */
 } trv_record;
 /* Hooks that fill records in the order of execution. Set count to 0 to begin anew; it goes on
  * beyond capacity, so that one sees how many there would have been. */
@@ -287,6 +374,8 @@ typedef struct trv_recorder {
   trv_hooks hooks;
   trv_record* records;
   uint32_t capacity, count;
+  uint32_t track, mark; /* of the step under way; records there were before it */
+  uint64_t began_ns;
 } trv_recorder;
 /* Makes a recorder over the caller's array; both stay in place while trv_session_hooks(s,
  * &rec->hooks) holds. One session at a time. */

@@ -319,7 +319,31 @@ class Entry(object):
         o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(32))
         return o == 0
 
-def EntryStart(builder): builder.StartObject(15)
+    # Entry
+    def Waits(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(34))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 8
+            from trivet.fbs.Wait import Wait
+            obj = Wait()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Entry
+    def WaitsLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(34))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Entry
+    def WaitsIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(34))
+        return o == 0
+
+def EntryStart(builder): builder.StartObject(16)
 def Start(builder):
     return EntryStart(builder)
 def EntryAddName(builder, name): builder.PrependUOffsetTRelativeSlot(0, flatbuffers.number_types.UOffsetTFlags.py_type(name), 0)
@@ -400,6 +424,12 @@ def AddQuants(builder, quants):
 def EntryStartQuantsVector(builder, numElems): return builder.StartVector(16, numElems, 4)
 def StartQuantsVector(builder, numElems):
     return EntryStartQuantsVector(builder, numElems)
+def EntryAddWaits(builder, waits): builder.PrependUOffsetTRelativeSlot(15, flatbuffers.number_types.UOffsetTFlags.py_type(waits), 0)
+def AddWaits(builder, waits):
+    return EntryAddWaits(builder, waits)
+def EntryStartWaitsVector(builder, numElems): return builder.StartVector(8, numElems, 4)
+def StartWaitsVector(builder, numElems):
+    return EntryStartWaitsVector(builder, numElems)
 def EntryEnd(builder): return builder.EndObject()
 def End(builder):
     return EntryEnd(builder)

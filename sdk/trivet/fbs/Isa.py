@@ -13,3 +13,5 @@ class Isa(object):
     i8mm = 128
     armbf16 = 256
     rvv = 512
+    dsp = 1024
+    mve = 2048

@@ -148,7 +148,32 @@ class Program(object):
             return self._tab.Get(flatbuffers.number_types.Int32Flags, o + self._tab.Pos)
         return -1
 
-def ProgramStart(builder): builder.StartObject(11)
+    # Program
+    def Memories(self, j):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            x = self._tab.Vector(o)
+            x += flatbuffers.number_types.UOffsetTFlags.py_type(j) * 4
+            x = self._tab.Indirect(x)
+            from trivet.fbs.Memory import Memory
+            obj = Memory()
+            obj.Init(self._tab.Bytes, x)
+            return obj
+        return None
+
+    # Program
+    def MemoriesLength(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        if o != 0:
+            return self._tab.VectorLen(o)
+        return 0
+
+    # Program
+    def MemoriesIsNone(self):
+        o = flatbuffers.number_types.UOffsetTFlags.py_type(self._tab.Offset(26))
+        return o == 0
+
+def ProgramStart(builder): builder.StartObject(12)
 def Start(builder):
     return ProgramStart(builder)
 def ProgramAddAbi(builder, abi): builder.PrependUint16Slot(0, abi, 0)
@@ -190,6 +215,12 @@ def AddDebugSegment(builder, debugSegment):
 def ProgramAddGoldenSegment(builder, goldenSegment): builder.PrependInt32Slot(10, goldenSegment, -1)
 def AddGoldenSegment(builder, goldenSegment):
     return ProgramAddGoldenSegment(builder, goldenSegment)
+def ProgramAddMemories(builder, memories): builder.PrependUOffsetTRelativeSlot(11, flatbuffers.number_types.UOffsetTFlags.py_type(memories), 0)
+def AddMemories(builder, memories):
+    return ProgramAddMemories(builder, memories)
+def ProgramStartMemoriesVector(builder, numElems): return builder.StartVector(4, numElems, 4)
+def StartMemoriesVector(builder, numElems):
+    return ProgramStartMemoriesVector(builder, numElems)
 def ProgramEnd(builder): return builder.EndObject()
 def End(builder):
     return ProgramEnd(builder)

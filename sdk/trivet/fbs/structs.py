@@ -268,6 +268,8 @@ class Isa(IntEnum):
     i8mm = 128
     armbf16 = 256
     rvv = 512
+    dsp = 1024
+    mve = 2048
 
 
 STRUCTS: dict[str, np.dtype[np.void]] = {
@@ -345,6 +347,8 @@ STRUCTS: dict[str, np.dtype[np.void]] = {
         "offsets": [0, 4, 5, 6, 8, 16, 20, 36, 52], "itemsize": 56}),
     "Step": np.dtype({"names": ['kind', 'flags', 'count', 'a', 'b', 'time'], "formats": ['u1', 'u1', '<u2', '<u4', '<u4', '<u4'],
         "offsets": [0, 1, 2, 4, 8, 12], "itemsize": 16}),
+    "Wait": np.dtype({"names": ['step', 'on'], "formats": ['<u4', '<u4'],
+        "offsets": [0, 4], "itemsize": 8}),
     "Quant": np.dtype({"names": ['value', 'zero', 'scale', 'bits', 'spare0', 'spare1'], "formats": ['<u4', '<i4', '<f4', 'u1', 'u1', '<u2'],
         "offsets": [0, 4, 8, 12, 13, 14], "itemsize": 16}),
     "Segment": np.dtype({"names": ['offset', 'size', 'crc', 'align', 'file', 'flags', 'spare'], "formats": ['<u8', '<u8', '<u4', '<u4', '<u2', '<u2', '<u4'],
@@ -353,6 +357,16 @@ STRUCTS: dict[str, np.dtype[np.void]] = {
         "offsets": [0, 8, 12], "itemsize": 16}),
     "External": np.dtype({"names": ['hash0', 'hash1', 'size'], "formats": ['<u8', '<u8', '<u8'],
         "offsets": [0, 8, 16], "itemsize": 24}),
+    "Golden": np.dtype({"names": ['cases', 'tensors'], "formats": ['<u4', '<u4'],
+        "offsets": [0, 4], "itemsize": 8}),
+    "GoldenTensor": np.dtype({"names": ['offset', 'size', 'entry', 'case_', 'slot', 'output', 'dtype', 'tolerance', 'rank', 'dim'], "formats": ['<u8', '<u8', '<u2', '<u2', '<u2', 'u1', 'u1', '<f4', '<u4', '(8,)<u4'],
+        "offsets": [0, 8, 16, 18, 20, 22, 23, 24, 28, 32], "itemsize": 64}),
     "Command": np.dtype({"names": ['op', 'n_in', 'n_out', 'n_tmp', 'workers', 'isa', 'args', 'attrs', 'time'], "formats": ['<u2', 'u1', 'u1', 'u1', 'u1', '<u2', '<u4', '<u4', '<u4'],
         "offsets": [0, 2, 3, 4, 5, 6, 8, 12, 16], "itemsize": 20}),
+    "CudaImage": np.dtype({"names": ['kind', 'arch', 'offset', 'size'], "formats": ['<u4', '<u4', '<u4', '<u4'],
+        "offsets": [0, 4, 8, 12], "itemsize": 16}),
+    "CudaLaunch": np.dtype({"names": ['kernel', 'threads', 'grid', 'words', 'count', 'time'], "formats": ['<u4', '<u4', '(3,)<u4', '<u4', '<u4', '<u4'],
+        "offsets": [0, 4, 8, 20, 24, 28], "itemsize": 32}),
+    "CudaWord": np.dtype({"names": ['kind', 'index'], "formats": ['<u4', '<u4'],
+        "offsets": [0, 4], "itemsize": 8}),
 }

@@ -12,8 +12,8 @@ from trivet.fbs.structs import IndexKind, PoolKind, ReduceKind, ResizeMode, Scan
 from trivet.ir.dim import Dim, Shape
 from trivet.ir.types import Quant, Type
 
-_ALWAYS = frozenset({"copy", "permute", "reshape", "expand", "slice", "window", "diagonal", "concat", "gather", "pad",
-                     "sort"})  # fmt: skip
+_ALWAYS = frozenset({"copy", "transfer", "permute", "reshape", "expand", "slice", "window", "diagonal", "concat", "gather",
+                     "pad", "sort"})  # fmt: skip
 
 
 class Mismatch(Exception):
@@ -56,7 +56,7 @@ def carried(op: str, attrs: Any, inputs: Sequence[Type | None], shape: Shape) ->
             raise Mismatch(f"inputs 0 and {i if op == 'concat' else 2} hold numbers of different quantisation: "
                            f"{_text(x.quant)} and {_text(q)}")  # fmt: skip
     quant = x.quant
-    if quant is None or quant.axis is None or op == "copy":
+    if quant is None or quant.axis is None or op in ("copy", "transfer"):
         return quant
     rule = _VIEWS.get(op)
     out = rule(quant, quant.axis, attrs, x.shape, shape) if rule is not None else None

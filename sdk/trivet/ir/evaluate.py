@@ -142,6 +142,8 @@ def _compute(node: Node, x: list[Any], dims: Dims, states: States) -> list[Any]:
         return [torch.nonzero(x[0])]
     if node.op == "item":
         return []
+    if node.op == "transfer":
+        return [x[0].clone()]
     if node.op == "permute":
         return [x[0].permute(a.axes)]
     if node.op == "reshape":

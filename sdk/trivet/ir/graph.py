@@ -43,6 +43,7 @@ class State:
     name: str
     type: Type
     init: Any  # torch.Tensor, or None for zeros
+    memory: str = ""  # as Value.memory
 
 
 @dataclass(slots=True)
@@ -66,6 +67,7 @@ class Value:
     state: State | None = None  # the state's content as the run begins
     order: tuple[int, ...] | None = None  # memory order of the axes, outermost first; None: row-major. Set by layout.
     placement: Placement | None = None
+    memory: str = ""  # the delegate in whose own memory it lies, "" in the host's. Set by add_transfers.
 
     @property
     def dtype(self) -> DType:
@@ -96,6 +98,10 @@ class Node:
     delegate: str = ""  # set by partition
     reason: str = ""  # why it went there
     tmp: list[Value] = field(default_factory=list)  # scratch, set by select_kernels
+    spare: list[Value] = field(default_factory=list)  # scratch of the CPU's alternative, for nodes of other delegates
+    piece: int = (
+        0  # nodes of one delegate and number are one part, set by order_nodes; the CPU's follow from the order alone
+    )
 
     def __str__(self) -> str:
         from trivet.ir.text import print_node
@@ -174,7 +180,7 @@ class Graph:
     def values(self) -> Iterator[Value]:
         """Every value once: inputs, then in order of nodes (constants and states where first read)."""
         seen: set[Value] = set()
-        for v in [*self.inputs, *(v for n in self.nodes for v in [*n.inputs, *n.outputs, *n.tmp]),
+        for v in [*self.inputs, *(v for n in self.nodes for v in [*n.inputs, *n.outputs, *n.tmp, *n.spare]),
                   *self.outputs, *(v for _, v in self.writes)]:  # fmt: skip
             if v is not None and v not in seen:
                 seen.add(v)

@@ -444,7 +444,7 @@ Rule = Callable[[Node, Inputs, Sizes], list[Type]]
 _VARIADIC: dict[str, Callable[[Node, Sequence[Type], Sizes], list[Type]]] = {
     "map": _map, "concat": _concat, "if": _control, "while": _control}  # fmt: skip
 _RULES: dict[str, Rule] = {
-    "copy": _same, "rowquant": _same, "softmax": _same, "reduce": _reduce, "scan": _scan, "matmul": _matmul, "conv": _conv, "pool": _pool,
+    "copy": _same, "transfer": _same, "rowquant": _same, "softmax": _same, "reduce": _reduce, "scan": _scan, "matmul": _matmul, "conv": _conv, "pool": _pool,
     "norm": _norm, "attention": _attention, "gather": _gather, "scatter": _scatter, "pad": _pad, "sort": _sort, "rnn": _rnn,
     "resize": _resize, "grid_sample": _grid_sample, "nonzero": _nonzero, "item": _item, "permute": _permute,
     "reshape": _reshape, "expand": _expand, "slice": _slice, "window": _window, "diagonal": _diagonal, "bitcast": _bitcast,

@@ -294,7 +294,7 @@ class Qconv:
     dilation: tuple[int, ...]
     groups: int = 1
     transposed: bool = False
-    packed: bool = False
+    packed: int = 0  # 1: in panels, 2: by rows (hal/cpu/README.md)
     act: Act = Act.none
     lo: float = 0.0
     hi: float = 0.0
@@ -309,7 +309,7 @@ class Qmatmul:
     None, offset or None. See schema/ops.fbs for the arithmetic of the forms.
     """
 
-    packed: bool = False
+    packed: int = 0  # 1: in panels, 2: by rows (hal/cpu/README.md)
     bits: int = 8
     act: Act = Act.none
     dynamic: int = 0
@@ -468,6 +468,15 @@ class Concat:
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """A copy between memories: a step of its own. memory: as Value.memory, of the result. Input and output are laid out alike,
+    without gaps.
+    """
+
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
 class If:
     """inputs[0]: one bool; the others feed both graphs' inputs. graphs: then, else."""
 
@@ -537,6 +546,7 @@ OPS: dict[str, OpInfo] = {
     "diagonal": _view(Diagonal),
     "bitcast": _view(Bitcast),
     "concat": OpInfo(Concat, ("*",), kernel=False),
+    "transfer": OpInfo(Transfer, ("x",), kernel=False),
     "if": OpInfo(If, ("*",), (0, 255), kernel=False),
     "while": OpInfo(While, ("*",), (0, 255), kernel=False),
 }

@@ -297,11 +297,12 @@ class _Parser:
         node = Node(op, args, outs, self.attrs(op))
         for k, v in enumerate(outs):
             v.node, v.index = node, k
-        if self.accept("tmp"):
-            self.take("(")
-            while not self.accept(")"):
-                node.tmp.append(self.declare(scope, later))
-                self.accept(",")
+        for word, scratch in (("tmp", node.tmp), ("spare", node.spare)):
+            if self.accept(word):
+                self.take("(")
+                while not self.accept(")"):
+                    scratch.append(self.declare(scope, later))
+                    self.accept(",")
         if self.accept("on"):
             node.delegate = self.word()
             node.reason = self.word() if self.accept("because") else ""

@@ -181,6 +181,8 @@ def _graph(graph: Graph, keyword: str, indent: str) -> list[str]:
         text = print_node(n)
         if n.tmp:
             text += f" tmp({', '.join(_declare(v) for v in n.tmp)})"
+        if n.spare:
+            text += f" spare({', '.join(_declare(v) for v in n.spare)})"
         if n.delegate:
             text += f" on {_word(n.delegate)}" + (f" because {json.dumps(n.reason)}" if n.reason else "")
         if n.loc != Loc():

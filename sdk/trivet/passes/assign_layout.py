@@ -31,6 +31,7 @@ def assign_layout(module: Module, ctx: Context) -> None:
     for name, graph in module.entries.items():
         work = _Layout()
         work.readers(graph)
+        work.crossings(graph)
         work.graph(graph)
         ctx.report.note("assign_layout", f"{name}: {work.last} values channels-last, {work.copies} copies to get there")
 
@@ -38,6 +39,11 @@ def assign_layout(module: Module, ctx: Context) -> None:
 def channels_last(rank: int) -> tuple[int, ...]:
     """N, spatial, C."""
     return (0, *range(2, rank), 1)
+
+
+def foreign(node: Node) -> bool:
+    """True for what another delegate than the CPU computes, and for transfers."""
+    return node.delegate not in ("", "cpu") or node.op == "transfer"
 
 
 def is_image_op(node: Node) -> bool:
@@ -49,6 +55,7 @@ class _Layout:
         self.strides: dict[Value, Shape] = {}  # as far as known before storage is assigned
         self.uses: dict[Value, list[Node]] = {}
         self.wishes: dict[Value, bool] = {}
+        self.plain: set[Value] = set()  # values that other delegates read: row-major
         self.copies = self.last = 0
 
     def readers(self, graph: Graph) -> None:
@@ -57,6 +64,20 @@ class _Layout:
                 for v in node.inputs:
                     if v is not None:
                         self.uses.setdefault(v, []).append(node)
+
+    def crossings(self, graph: Graph) -> None:
+        """Finds what other delegates read, and what control flow around them carries: it stays row-major."""
+        for g in all_graphs(graph):
+            for node in g.nodes:
+                if foreign(node):
+                    for v in node.inputs:
+                        while v is not None:
+                            self.plain.add(v)
+                            v = v.node.inputs[0] if v.node is not None and ops.OPS[v.node.op].view else None
+                elif any(foreign(n) for sub in node.graphs for inner in all_graphs(sub) for n in inner.nodes):
+                    self.plain |= {v for v in (*node.inputs, *node.outputs) if v is not None}
+                    for sub in node.graphs:
+                        self.plain |= {*sub.inputs, *sub.outputs}
 
     def of(self, v: Value) -> Shape:
         if v not in self.strides:
@@ -73,7 +94,7 @@ class _Layout:
     def graph(self, graph: Graph) -> None:
         turned: dict[Value, Value] = {}
         for node in list(graph.nodes):
-            if node.op in CONVS:
+            if node.op in CONVS and not foreign(node):
                 self._feed(graph, node, turned)
             if ops.OPS[node.op].view:
                 x, y = node.inputs[0], node.outputs[0]
@@ -84,7 +105,7 @@ class _Layout:
                 self._flow(node)
             else:
                 for v in node.outputs:
-                    self.set(v, self._order(node, v))
+                    self.set(v, None if foreign(node) or v in self.plain else self._order(node, v))
 
     def _feed(self, graph: Graph, node: Node, turned: dict[Value, Value]) -> None:
         """Puts a copy before a convolution whose input's channels do not lie side by side."""
@@ -177,7 +198,7 @@ class _Layout:
         for i, v in enumerate(node.outputs):
             source = node.inputs[i] if node.op == "while" else node.graphs[0].outputs[i]
             assert source is not None
-            self.set(v, memory_order(source.shape, self.of(source)))
+            self.set(v, None if v in self.plain else memory_order(source.shape, self.of(source)))
             if node.op == "while":
                 for g in node.graphs:
                     self.strides[g.inputs[i]] = self.of(v)

@@ -17,8 +17,9 @@ from trivet.fbs.structs import RegionKind
 from trivet.ir import ops
 from trivet.ir.dim import INF, Dim, Symbol, bounds, evaluate, substitute, symbols
 from trivet.ir.graph import Graph, Loc, Module, Node, Placement, State, Value
+from trivet.pieces import Borders, base_of
 from trivet.pipeline import Context
-from trivet.schedule import Plan, Storage, all_graphs, schedule
+from trivet.schedule import Event, Plan, Storage, all_graphs, runs, schedule
 from trivet.storage import ALIAS, SAME, Cell, Forest, Tree, injective
 from trivet.targets.base import Targets, find
 from trivet.views import count, dense
@@ -28,7 +29,7 @@ def assign_storage(module: Module, ctx: Context) -> None:
     """Sets the placement of every value and Graph.plan of every entry (storages with times, no offsets yet)."""
     targets = find(ctx.target if ctx.target is not None else "cpu")
     for name, graph in module.entries.items():
-        work = _Assigner(graph, targets)
+        work = _Assigner(graph, targets, ctx.fallback)
         work.run()
         assert graph.plan is not None
         ctx.report.note("assign_storage", f"{name}: {len(graph.plan.storages)} storages, {work.merged} copies avoided, "
@@ -47,21 +48,20 @@ class _Copies:
 
 
 class _Assigner:
-    def __init__(self, graph: Graph, targets: Targets) -> None:
-        self.graph, self.targets = graph, targets
+    def __init__(self, graph: Graph, targets: Targets, fallback: bool = True) -> None:
+        self.graph, self.targets, self.fallback = graph, targets, fallback
         self.copies = _Copies()
         self.merged = self.overwritten = 0
         self.ranges = graph.ranges()
         self.hints = hints(graph)
         self.limits: dict[str, int | Dim] = {}  # of sizes that nonzero finds, by sizes of inputs
-        self.forest = Forest(self._inplace, lambda v: self._bytes(v)[0])
+        self.forest = Forest(lambda n: targets.inplace(n, fallback), lambda v: self._bytes(v)[0])
+        self.delegates = {n.piece: n.delegate for g in all_graphs(graph) for n in g.nodes if n.piece and n.delegate}
         self.states: dict[State, Cell] = {}
         self.carried: dict[Value, Node] = {}  # body's result that is the carried value unchanged: its while
         self.removed: dict[Value, Value] = {}
+        self.stay: set[Node] = set()  # copies that do not go
         self.written = {s for s, _ in graph.writes}
-
-    def _inplace(self, node: Node) -> list[tuple[int, int]]:
-        return self.targets.named(node.delegate or "cpu").inplace(node)
 
     def _bytes(self, v: Value) -> tuple[int, bool]:
         """Bytes planned for, and whether that is only the example's size."""
@@ -109,8 +109,14 @@ class _Assigner:
         """A copy of v before position `at`; its result is laid out as v is where nothing else is asked."""
         (out,) = graph.node("copy", [v], [v.type], ops.Copy(), node.loc if node is not None else _loc(v), before=at)
         out.order = v.order
+        out.memory = v.state.memory if v.state is not None else v.memory
         assert out.node is not None
-        out.node.delegate, out.node.reason = "cpu", "copy"
+        home = out.memory or "cpu"
+        if node is not None and node.piece and not node.graphs:
+            near = self.delegates.get(node.piece, home)
+            if self.targets.named(near).owns == out.memory:
+                home, out.node.piece = near, node.piece
+        out.node.delegate, out.node.reason = home, "copy"
         return out.node
 
     def _insert(self, graph: Graph, top: bool = False) -> None:
@@ -157,7 +163,7 @@ class _Assigner:
         n = node.attrs.carried
         inputs = body.inputs[:n]
         for i, v in enumerate(body.outputs):
-            if v is not inputs[i] and _base(v) in inputs:
+            if v is not inputs[i] and base_of(v) in inputs:
                 save = self._copy(body, len(body.nodes), v, node)
                 self.copies.flow.append((body, save))
                 body.outputs[i] = save.outputs[0]
@@ -181,7 +187,7 @@ class _Assigner:
             if v.state is state:
                 self.written.discard(state)
                 continue
-            base = _base(v)
+            base = base_of(v)
             if base.state is not None and base.state in self.written:
                 save = self._copy(graph, len(graph.nodes), v)
                 self.copies.views.append((graph, save))
@@ -214,7 +220,7 @@ class _Assigner:
 
     def _state(self, state: State) -> Cell:
         if state not in self.states:
-            v = Value(state.name, state.type, state=state)
+            v = Value(state.name, state.type, state=state, memory=state.memory)
             self.states[state] = self.forest.root(v, dense(v.shape), "state", state)
         return self.states[state]
 
@@ -253,7 +259,7 @@ class _Assigner:
                         continue  # a result of control flow, placed with its node
                     else:
                         forest.root(v, dense(v.shape, v.order), "output" if v in outputs else "arena")
-                for v in node.tmp:
+                for v in (*node.tmp, *node.spare):
                     forest.root(v, dense(v.shape))
         for v in [*graph.outputs, *(v for _, v in graph.writes)]:
             self._leaf(v)
@@ -325,13 +331,13 @@ class _Assigner:
             if event.kind == "branch":
                 assert event.value is not None
                 cell[event.value].reads.append(2 * t)
-            elif event.kind == "kernel":
+            elif event.kind in ("kernel", "transfer"):
                 for v in event.node.inputs:
                     if v is not None:
                         cell[v].reads.append(2 * t)
                 for v in event.node.outputs:
                     cell[v].births.append(2 * t)
-                for v in event.node.tmp:
+                for v in (*event.node.tmp, *event.node.spare):
                     cell[v].births.append(2 * t)
                     cell[v].reads.append(2 * t)
         for loop in plan.loops:
@@ -364,8 +370,54 @@ class _Assigner:
             if tree.kind == "const":
                 tree.root.births.append(-1)
                 tree.root.reads.append(end)
+        self._fix(plan.events)
         self.forest.mark_strict(e.node for e in plan.events if e.kind == "kernel")
         self.forest.timed(plan)
+
+    def _fix(self, events: list[Event]) -> None:
+        """What moves as one block keeps its strides. An opaque part reads its inputs until its end and writes its outputs from its
+        beginning on, all of them: none may share bytes with another value that crosses its border.
+        """
+        cell = self.forest.cell
+        for e in events:
+            if e.kind == "transfer":
+                for v in (*e.node.inputs, *e.node.outputs):
+                    assert v is not None
+                    cell[v].fixed = True
+        opaque = [r for r in runs(events) if self.targets.named(r.delegate).opaque]
+        if not opaque:
+            return
+        borders = Borders(self.graph)
+        for run in opaque:
+            border = borders.of(run)
+            for v in border.inputs:
+                cell[v].fixed = True
+                cell[v].reads.append(2 * run.last)
+            for v in border.outputs:
+                cell[v].fixed = True
+                cell[v].births.append(2 * run.first - 1)
+            inner, crossing = set(border.inner), set(border.outputs)
+            for n in run.nodes:
+                if n.op == "copy" and (x := n.inputs[0]) is not None:
+                    base = base_of(x)
+                    if base not in inner or (base is not x and n.outputs[0] in crossing):
+                        self.stay.add(n)
+
+    def _hidden(self, events: list[Event]) -> set[Value]:
+        """What opaque parts without an alternative keep to themselves."""
+        opaque = [r for r in runs(events) if self.targets.named(r.delegate).opaque]
+        if self.fallback or not opaque:
+            return set()
+        borders = Borders(self.graph)
+        hidden: set[Value] = set()
+        constants: set[Value] = set()
+        for run in opaque:
+            border = borders.of(run)
+            hidden |= {*border.inner, *(v for n in run.nodes for v in n.tmp)}
+            if self.targets.named(run.delegate).embeds:
+                constants |= set(border.constants)
+        members = {n for r in opaque if self.targets.named(r.delegate).embeds for n in r.nodes}
+        return hidden | {v for v in constants if all(n in members for n in borders.readers[v])}
 
     # -- 4. merging -----------------------------------------------------------------------------------------------------------
     def _coalesce(self) -> None:
@@ -388,6 +440,7 @@ class _Assigner:
             assert x is not None
             return forest.cell[x].tree, forest.cell[node.outputs[0]].tree
 
+        group = [t for t in group if t[1] not in self.stay]
         now = forest.peak()
         if forest.peak_if([ends(n) for _, n in group]) <= now:
             for graph, node in group:
@@ -403,6 +456,8 @@ class _Assigner:
         assert x is not None
         if y in self.removed:
             return True
+        if node in self.stay:
+            return False
         src, dst = self.forest.cell[x], self.forest.cell[y]
         births, reads = list(dst.births), list(src.reads)
         (t,) = (b for b in dst.births if b % 2 == 0)
@@ -416,7 +471,7 @@ class _Assigner:
             return False
         src.reads += dst.reads
         src.births += dst.births
-        dst.reads, dst.births, src.strict = [], [], src.strict or dst.strict
+        dst.reads, dst.births, src.strict, src.fixed = [], [], src.strict or dst.strict, src.fixed or dst.fixed
         graph.nodes.remove(node)
         graph.replace(y, x)
         self.removed[y] = x
@@ -428,7 +483,7 @@ class _Assigner:
             node = event.node
             if event.kind != "kernel" or (node.op == "copy" and node.outputs[0] in self.removed):
                 continue
-            for i, j in self._inplace(node):
+            for i, j in self.forest.inplace(node):
                 v = node.inputs[i]
                 assert v is not None
                 x, o = self.forest.cell[v], self.forest.cell[node.outputs[j]]
@@ -454,9 +509,12 @@ class _Assigner:
         plan = Plan(times=max(1, times))
         plan.copies = sum(e.kind == "kernel" and e.node.op == "copy" for e, k in zip(old, kept, strict=True) if k)
         used = {v for g in all_graphs(self.graph) for v in g.values()}
+        hidden = self._hidden([e for e, k in zip(old, kept, strict=True) if k])
         roots: dict[Tree, Value] = {}
         for tree in self.forest.trees:
             if tree.root.tree is not tree:
+                continue
+            if hidden and all(c.value in hidden or c.value not in used for c in tree.cells):
                 continue
             root = self._survivor(tree.root.value)
             roots[tree] = root
@@ -471,7 +529,7 @@ class _Assigner:
                 bytes_ = layout(tree.tag.data)[0]
                 size = bytes_.numel() * bytes_.element_size()
                 planned = (size, False)
-            s = Storage(root, kind, size, *planned)
+            s = Storage(root, kind, size, *planned, owner=tree.owner)
             s.first = before[min(-(-first // 2), len(old))]
             s.last = max(s.first, before[min(last // 2 + 1, len(old))] - 1)
             if tree.kind in ("const", "state"):
@@ -486,7 +544,7 @@ class _Assigner:
             plan.storages.append(s)
         used |= set(roots.values())
         for v, cell in self.forest.cell.items():
-            if v in used:
+            if v in used and cell.tree in roots:
                 v.placement = Placement(roots[cell.tree], *cell.window)
         self.graph.plan = plan
 
@@ -511,15 +569,6 @@ def hints(graph: Graph) -> dict[str, int]:
             value = substitute(s.solved, out)
             out[s.name] = value if isinstance(value, int) else s.hint or max(1, s.min)
     return out
-
-
-def _base(v: Value) -> Value:
-    """The value that v is a view of."""
-    while v.node is not None and ops.OPS[v.node.op].view:
-        x = v.node.inputs[0]
-        assert x is not None
-        v = x
-    return v
 
 
 def _loc(v: Value) -> Loc:

@@ -15,8 +15,10 @@ from typing import Any
 from trivet.ir import ops
 from trivet.ir.dim import Dim, symbols
 from trivet.ir.graph import Graph, Module, Node, Value
+from trivet.lanes import Task, pieces
 from trivet.passes.assign_storage import hints, planned_bytes
 from trivet.pipeline import Context
+from trivet.placement import nbytes, work_of
 from trivet.targets.base import Targets, find
 
 TRIES = 24  # random variations of the best order
@@ -24,19 +26,21 @@ BUDGET = 400_000  # node visits of all tries together
 
 
 def order_nodes(module: Module, ctx: Context) -> None:
-    """Reorders the nodes of every graph, nested ones on their own."""
+    """Reorders the nodes of every graph, nested ones on their own; sets Node.piece where several delegates work (trivet.lanes)."""
     targets = find(ctx.target if ctx.target is not None else "cpu")
     for name, graph in module.entries.items():
-        sizes = _Sizes(graph)
+        sizes = _Sizes(graph, ctx.fallback)
         before, after, how = _order(graph, graph, targets, sizes)
         if after < before:
             ctx.report.note("order_nodes", f"{name}: estimated peak {before:,} -> {after:,} bytes ({how})")
 
 
 class _Sizes:
-    def __init__(self, entry: Graph) -> None:
+    def __init__(self, entry: Graph, fallback: bool) -> None:
+        self.fallback = fallback
         self.ranges, self.hints = entry.ranges(), hints(entry)
         self._known: dict[Value, int] = {}
+        self.pieces = 0  # in the graphs so far
 
     def of(self, v: Value) -> int:
         if v not in self._known:
@@ -52,14 +56,18 @@ def _order(graph: Graph, entry: Graph, targets: Targets, sizes: _Sizes) -> tuple
             inner[node] = max(inner.get(node, 0), _order(sub, entry, targets, sizes)[1])
     problem = _Problem(graph, targets, sizes, inner)
     original = list(range(len(graph.nodes)))
+    if any(n.delegate not in ("", "cpu") for n in graph.nodes):
+        problem.rank = _pieces(problem, targets, sizes)
+        original = problem.greedy(float)
     best, peak, how = original, problem.peak(original), "as the model"
     first = peak
     if len(original) < 3:
+        graph.nodes = [graph.nodes[i] for i in best]
         return first, peak, how
     ways: list[tuple[str, list[int]]] = [
         ("smallest growth first", problem.greedy(lambda i: problem.growth(i))),
         ("smallest peak first", problem.greedy(lambda i: problem.height(i))),
-        ("depth first", problem.depth_first()),
+        *([("depth first", problem.depth_first())] if problem.rank is None else []),
     ]
     rng = Random(1)
     for k in range(min(TRIES, BUDGET // (8 * len(original)))):
@@ -72,6 +80,31 @@ def _order(graph: Graph, entry: Graph, targets: Targets, sizes: _Sizes) -> tuple
     nodes = graph.nodes
     graph.nodes = [nodes[i] for i in best]
     return first, peak, how
+
+
+def _pieces(problem: _Problem, targets: Targets, sizes: _Sizes) -> list[int]:
+    """Gives nodes to pieces; the piece of each, which come one after another."""
+    tasks = [_task(n, targets, sizes) for n in problem.graph.nodes]
+    rank = pieces(tasks, problem.before)
+    for n, r in zip(problem.graph.nodes, rank, strict=True):
+        n.piece = sizes.pieces + 1 + r
+    sizes.pieces += 1 + max(rank, default=0)
+    return rank
+
+
+def _task(node: Node, targets: Targets, sizes: _Sizes) -> Task:
+    if ops.OPS[node.op].view:
+        return Task("")
+    if node.op == "transfer":
+        (x, y) = node.inputs[0], node.outputs[0]
+        assert x is not None
+        target = targets.named(y.memory or x.memory)
+        return Task(target.name, target.copy_seconds(nbytes(y, sizes.hints)), alone=True)
+    if node.op in ("if", "while"):
+        inner = sum(_task(n, targets, sizes).seconds for g in node.graphs for n in g.nodes)
+        return Task("cpu", inner, alone=True)
+    target = targets.named(node.delegate or "cpu")
+    return Task(target.name, target.seconds(node, work_of(node, sizes.hints)), handover=target.handover)
 
 
 @dataclass(slots=True)
@@ -87,6 +120,7 @@ class _Unit:
 class _Problem:
     def __init__(self, graph: Graph, targets: Targets, sizes: _Sizes, inner: dict[Node, int]) -> None:
         self.graph, self.size = graph, sizes.of
+        self.rank: list[int] | None = None  # pieces that come one after another
         nodes = graph.nodes
         base: dict[Value, Value] = {}
 
@@ -109,7 +143,7 @@ class _Problem:
                 base[n.outputs[0]] = root(x)
             else:
                 unit.made = list(n.outputs)
-                unit.over = [(root(x), n.outputs[j]) for k, j in targets.named(n.delegate or "cpu").inplace(n)
+                unit.over = [(root(x), n.outputs[j]) for k, j in targets.inplace(n, sizes.fallback)
                              if (x := n.inputs[k]) is not None] if ops.OPS[n.op].kernel else []  # fmt: skip
                 if n.op == "concat":  # mostly the operands' own bytes
                     unit.over = [(root(x), n.outputs[0]) for x in n.inputs if x is not None]
@@ -199,8 +233,9 @@ class _Problem:
         waiting = [len(b) for b in self.before]
         ready = [i for i, n in enumerate(waiting) if n == 0]
         out = []
+        rank = self.rank or [0] * len(waiting)
         while ready:
-            i = min(ready, key=lambda k: (0 if not self.units[k].made else 1, cost(k), k))
+            i = min(ready, key=lambda k: (rank[k], 0 if not self.units[k].made else 1, cost(k), k))
             ready.remove(i)
             out.append(i)
             self._release(self.units[i], self.left)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from trivet.ir import ops
 from trivet.ir.graph import Const, Graph, Module, Node, Value
 from trivet.ir.interop import dtype_of
 from trivet.ir.types import Type
+from trivet.passes.pack_rows import ROWS, conv_rows, depthwise, matmul_rows, takes_rows, whole_bias, whole_scale
 from trivet.passes.select_kernels import give_scratch
 from trivet.pipeline import Context
 from trivet.schedule import all_graphs
@@ -24,13 +26,13 @@ Key = tuple[Any, ...]
 BIG = 1 << 22  # bytes: a weight this large is not stored twice
 _DTYPES: dict[str, tuple[DType, ...]] = dict.fromkeys(("qconv", "qmatmul", "qgather", "qrnn"), (DType.i8, DType.u8))
 _STORED = frozenset(_DTYPES)
-_DTYPES["matmul"] = (DType.f32, DType.f16, DType.bf16)
+_DTYPES["matmul"] = _DTYPES["conv"] = (DType.f32, DType.f16, DType.bf16)
 COLLECTED = 1 << 24  # bytes of weights that are worth a collection of garbage (a fraction of a second beside torch)
 
 
 def pack_weights(module: Module, ctx: Context) -> None:
     """Packs constant weights of matmul, conv, rnn nodes and their quantised forms on the CPU. On Cortex-M stored weights of 8 bits
-    stay as they are, the channels that are summed innermost.
+    lie by rows (pack_rows.py) or, where the product is not all i8, stay as they are with the channels that are summed innermost.
     """
     targets = find(ctx.target if ctx.target is not None else "cpu")
     work = _Packer(plain=next((t.variant for t in targets.all if t.name == "cpu"), "") == "cortex_m")
@@ -44,7 +46,7 @@ def pack_weights(module: Module, ctx: Context) -> None:
     for entry in module.entries.values():
         for g in all_graphs(entry):
             for node in g.nodes:
-                if work.node(g, node) and node.tmp:
+                if work.node(g, node) and (node.tmp or node.attrs.packed == ROWS):
                     give_scratch(entry, node, targets)
     ctx.report.note("pack_weights", f"{work.nodes} nodes read {len(work.packed)} packed weights, {work.kept} large ones "
                                     "are read as they are because they have other readers")  # fmt: skip
@@ -83,6 +85,8 @@ class _Packer:
         if not spots or node.delegate not in ("", "cpu") or node.attrs.packed:
             return False
         if self.stay and node.op in _STORED and getattr(node.attrs, "bits", 8) == 8:
+            if node.op in ("qconv", "qmatmul") and takes_rows(node):
+                return self._rows(node)
             return self._dense(node)
         new = replace(node.attrs, packed=True)
         if node.op in ("conv", "qconv"):
@@ -133,6 +137,37 @@ class _Packer:
             return Const(name, block)
         digest = hashlib.sha256(block.numpy().data).digest()
         return self.blocks.setdefault(digest, Const(name, block))
+
+    def _rows(self, node: Node) -> bool:
+        """Weight, bias and scale of a qconv or qmatmul as microcontrollers read them."""
+        w, scale, bias = node.inputs[1], node.inputs[2], node.inputs[3] if len(node.inputs) > 3 else None
+        assert w is not None and w.const is not None and scale is not None and scale.const is not None
+        data, numbers, a = w.const.data, scale.const.data, node.attrs
+        old = bias.const.data if bias is not None and bias.const is not None else None
+        if node.op == "qconv":
+            node.attrs = replace(a, packed=ROWS, kernel=tuple(w.shape[2:]))
+            rows, zero, axis, form = conv_rows(a, data), a.x_zero, 0, str(depthwise(a, w))
+        else:
+            node.attrs = replace(a, packed=ROWS)
+            rows, zero, axis, form = matmul_rows(data), a.a_zero, 1, ""
+        n, key = int(str(w.shape[axis])), ("rows", node.op, form, *weight_key(data))
+        name = bias.const.name if bias is not None and bias.const is not None else f"{w.const.name}.bias"
+        made: list[tuple[Key, str, Callable[[], Any]]] = [
+            (key, w.const.name, lambda: rows),
+            (("rows scale", n, *weight_key(numbers)), scale.const.name, lambda: whole_scale(numbers, n)),
+            (("rows bias", zero, *key, *(() if old is None else weight_key(old))), name,
+             lambda: whole_bias(data, axis, zero, old)),
+        ]  # fmt: skip
+        node.inputs += [None] * (4 - len(node.inputs))
+        for i, (own, title, make) in enumerate(made, 1):
+            if own not in self.packed:
+                self.packed[own] = Const(f"{title}.rows", make())
+            const = self.packed[own]
+            v = Value(const.name, Type(dtype_of(const.data), tuple(const.data.shape)))
+            v.const = const
+            node.inputs[i] = v
+        self.nodes += 1
+        return True
 
     def _dense(self, node: Node) -> bool:
         """Weights as they are, the axis that is summed innermost in memory: channels of a convolution, K of a matrix product."""

@@ -122,7 +122,7 @@ def precisions(recipe: Recipe, target: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     if recipe.half:
         return {"float": None}
-    table = find(target).all[0].integer()
+    table = find(target).integer()
     if recipe.static and recipe.activation is not None and recipe.activation.dtype == "i8":
         if any("i16" in row.activations for row in table.values()):
             out["i16"] = read_recipe("w8a16")

@@ -110,7 +110,7 @@ def prepare_qat(
     _training_form(module)
     _remember(module)
     reference = copy_graph(module)
-    annotator = Annotator(chosen, find(target).all[0].integer(), qat=True)
+    annotator = Annotator(chosen, find(target).integer(), qat=True)
     with tracing.quiet(), needed():
         prepared = prepare_qat_pt2e(module, annotator)
     _right_eps(prepared)

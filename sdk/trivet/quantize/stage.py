@@ -80,7 +80,7 @@ def quantize_entries(
     data = _calibration(entries, chosen, calibrate)
     from trivet.targets.base import find
 
-    table = find(target).all[0].integer()
+    table = find(target).integer()
     works = {}
     for name, (model, args, kwargs) in entries.items():
         shapes = None if dynamic_shapes is None else dynamic_shapes.get(name)

@@ -1,5 +1,5 @@
 """Delegates at export time."""
 
-from trivet.targets.base import Memory, Target, Targets, find
+from trivet.targets.base import Bytes, Compiled, Memory, Piece, Target, Targets, Work, find, register_target
 
-__all__ = ["Memory", "Target", "Targets", "find"]
+__all__ = ["Bytes", "Compiled", "Memory", "Piece", "Target", "Targets", "Work", "find", "register_target"]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from trivet.fbs.structs import ScatterReduce
+from trivet.fbs.structs import DType, ScatterReduce
 from trivet.ir.dim import Dim
 from trivet.ir.graph import Node
 from trivet.ir.ops import OPS
 from trivet.ir.types import SIZES
-from trivet.targets.base import Integer, Target
+from trivet.passes.pack_rows import ROWS, conv_scratch, matmul_scratch
+from trivet.targets.base import Compiled, Integer, Piece, Target
+from trivet.views import count
 
 _BOTH = Integer(("i8", "i16"))
 _CONV = Integer(("i8", "i16"), ("i8",), weight_only=True, real=True)
@@ -66,11 +68,28 @@ class Cpu(Target):
             size = _qrnn_scratch(node)
         elif node.op == "conv" and node.attrs.winograd:
             size = _conv_scratch(node)
+        elif node.op == "qconv" and node.attrs.packed == ROWS:
+            x = node.inputs[0]
+            assert x is not None
+            size = conv_scratch(node.attrs, int(str(x.shape[1])))
+        elif node.op == "qmatmul" and node.attrs.packed == ROWS:
+            x = node.inputs[0]
+            assert x is not None
+            stored = node.outputs[0].dtype != DType.f32
+            size = matmul_scratch(count(x.shape[:-1]), int(str(x.shape[-1]))) if stored else 0
         elif node.op == "scatter" and node.attrs.reduce == ScatterReduce.mean:
             size = node.outputs[0].type.count * 4
         else:
             return []
         return [size] if size != 0 else []
+
+    def compile(self, piece: Piece) -> Compiled:
+        from trivet.targets.cpu_part import PartBuilder
+
+        part = PartBuilder(piece.value, piece.dim, piece.data)
+        for node, time in piece.kernels:
+            part.add(node, time)
+        return Compiled("cpu.1", part.build())
 
     def inplace(self, node: Node) -> list[tuple[int, int]]:
         if not node.outputs:
