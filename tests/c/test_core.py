@@ -12,6 +12,7 @@ from ctools import CORE, CPU, HERE, HOST, INCLUDES, ROOT, sh, tool
 
 TOY = HERE / "toy.c"
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Wstrict-prototypes", "-Wvla", "-Werror"]
+ONE = "-DTRV_ONE_MEMORY"
 ARM = ["arm-none-eabi-gcc", "-mcpu=cortex-m4", "-mthumb"]
 SMALL = ["-std=c11", "-Os", "-fno-asynchronous-unwind-tables"]
 
@@ -50,8 +51,8 @@ def test_threads_under_tsan(programs: Path, compile_c: Callable[..., Path]) -> N
 def test_pool_under_tsan(flags: list[str], compile_c: Callable[..., Path]) -> None:
     """Thousands of small jobs, many callers, pools closed while they sleep; with the system's futex and without."""
     name = f"test_pool{len(flags)}"
-    pool = ROOT / "runtime_c/src/host_pool.c"
-    exe = compile_c(name, [HERE / "test_pool.c", pool], ["-O1", "-fsanitize=thread", "-pthread", *flags])
+    pool = [ROOT / "runtime_c/src" / f for f in ("host_pool.c", "host_posix.c")]
+    exe = compile_c(name, [HERE / "test_pool.c", *pool], ["-O1", "-fsanitize=thread", "-pthread", *flags])
     assert sh(exe).strip() == "ok"
 
 
@@ -96,9 +97,13 @@ def test_core_needs_little(tmp_path: Path) -> None:
     assert needed <= {"memcpy", "memmove", "memset", "memcmp", "strcmp", "_GLOBAL_OFFSET_TABLE_", "__stack_chk_fail"}
 
 
-@pytest.mark.parametrize(("compiler", "limit"), [(["gcc"], 24 * 1024), (ARM, 16 * 1024)])
+@pytest.mark.parametrize(
+    ("compiler", "limit"),
+    [(["gcc"], 30 * 1024), (["gcc", ONE], 24 * 1024), ([*ARM, ONE], 16 * 1024)],
+    ids=["devices", "one memory", "cortex-m4"],
+)
 def test_core_size(compiler: list[str], limit: int, tmp_path: Path) -> None:
-    """Stripped text and data of program, verify, shape, replan, session, step, diag, crc; no .bss at all."""
+    """Stripped text and data of the core, with several devices and as microcontrollers take it; no .bss at all."""
     tool(compiler[0])
     objects = []
     for source in CORE:

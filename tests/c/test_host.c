@@ -141,7 +141,7 @@ static int test_null(void) {
   r.on.driver = &trv_null_driver;
   CHECK(trv_null_driver.open(memory, NULL, &r.on.device) == TRV_OK);
   CHECK(rig_init(&r, &d) == TRV_OK);
-  CHECK(trv_session_submit(r.session, &done) == TRV_OK && done.point == 2 &&
+  CHECK(trv_session_submit(r.session, &done) == TRV_OK && done.session == NULL &&
         trv_event_wait(&done, 0) == TRV_OK);
   CHECK(trv_session_run(r.session) == TRV_OK);
   trv_session_deinit(r.session);

@@ -88,7 +88,7 @@ class Plan:
         v = ffi.new("trv_view *")
         v.size = ffi.sizeof("trv_view")
         v.region_count, v.value_count, v.storage_count, v.dim_count = 3, len(values), len(storages), len(dims)
-        v.regions, v.input_count = self.bufs, 1
+        v.regions, v.input_count, v.memories = self.bufs, 1, 1
         v.values = ffi.cast("trvf_value *", values.ctypes.data)
         v.storages = ffi.cast("trvf_storage *", storages.ctypes.data)
         v.offsets = ffi.cast("uint8_t *", storages.ctypes.data)

@@ -461,21 +461,33 @@ def test_file_says_what_stored_integers_mean() -> None:
     assert list(view.quants) == sorted(view.quants)
 
 
-def test_cortex_m_reads_weights_as_they_are() -> None:
+def test_cortex_m_reads_weights_by_rows() -> None:
     w, v = rand(16, 8, 3, 3) * 0.2, rand(10, 16)
 
     def net(m: Net, x: torch.Tensor) -> torch.Tensor:
-        y = fq(F.relu(F.conv2d(fq(x, *X), m.w())).mean((2, 3)), 0.01, -128)
+        y = fq(fq(F.relu(F.conv2d(fq(x, *X), m.w())), 0.02, -128).mean((2, 3)), 0.01, -128)
         return fq(F.linear(y, m.v()), 0.05)
 
+    def real(m: Net, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.conv2d(fq(x, *X), m.w()))
+
+    (conv,) = (
+        n for n in lower(Net(real, w=Weight(w)), rand(1, 8, 8, 8), target="cpu.cortex_m").graph.nodes if n.op == "qconv"
+    )
+    assert conv.attrs.packed == 0  # its results are real: as it is, channels innermost
+    assert conv.inputs[1] is not None and conv.inputs[1].const is not None
+    assert conv.inputs[1].const.data.permute(0, 2, 3, 1).is_contiguous()
     y = lower(Net(net, w=Weight(w), v=Weight(v)), rand(1, 8, 8, 8), target="cpu.cortex_m")
     (conv,) = (n for n in y.graph.nodes if n.op == "qconv")
     (product,) = (n for n in y.graph.nodes if n.op == "qmatmul")
-    assert not conv.attrs.packed and not product.attrs.packed
-    assert conv.inputs[1] is not None and conv.inputs[1].const is not None
-    assert conv.inputs[1].const.data.permute(0, 2, 3, 1).is_contiguous()
-    assert product.inputs[1] is not None and product.inputs[1].const is not None
-    assert product.inputs[1].const.data.t().is_contiguous()
+    assert conv.attrs.packed == product.attrs.packed == 2
+    for node, shape, plain in ((conv, (16, 3, 3, 8), w.permute(0, 2, 3, 1)), (product, (10, 16), v)):
+        rows, scale, bias = (x.const.data for x in node.inputs[1:4] if x is not None and x.const is not None)
+        rows = rows.reshape(shape)  # outputs first, what is summed innermost
+        assert bool((rows.sign() * plain.sign() >= 0).all()) and int(rows.abs().amax()) == 127
+        assert scale.shape == (2, shape[0]) and bool((scale[1] >= 0).all()) and int(scale[1].max()) < 30
+        zero = node.attrs.x_zero if node is conv else node.attrs.a_zero
+        assert torch.equal(bias.long(), -zero * rows.long().flatten(1).sum(1))  # there is no bias but this
     packed = lower(Net(net, w=Weight(w), v=Weight(v)), rand(1, 8, 8, 8))
     assert all(n.attrs.packed for n in packed.graph.nodes if n.op in ("qconv", "qmatmul"))
 

@@ -48,11 +48,14 @@ def finite(module: Module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def check_plan(module: Module) -> None:
-    """No two storages that live at one time share bytes."""
+    """No two storages that live at one time in one memory share bytes."""
     for graph in module.entries.values():
-        live = [s for s in graph.plan.storages if s.kind in (RegionKind.arena, RegionKind.io)]
-        assert not overlaps([Item(s.bound, s.first, s.last) for s in live], [s.offset for s in live])
-        assert all(s.offset + s.bound <= graph.plan.arena[s.memory] for s in live)
+        for memory, size in graph.plan.arena.items():
+            live = [
+                s for s in graph.plan.storages if s.kind in (RegionKind.arena, RegionKind.io) and s.memory == memory
+            ]
+            assert not overlaps([Item(s.bound, s.first, s.last) for s in live], [s.offset for s in live])
+            assert all(s.offset + s.bound <= size for s in live)
 
 
 def close(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:

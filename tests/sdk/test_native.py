@@ -38,6 +38,7 @@ def header_text() -> str:
         "runtime_c/include/trivet/trivet.h",
         "hal/cpu/kernel.h",
         "hal/cpu/ops.h",
+        "hal/cpu/mcu.h",
         "hal/cpu/peak.h",
     ]
     text = "\n".join((ROOT / f).read_text() for f in files)
