@@ -1,4 +1,4 @@
-"""A page that classifies pictures in the browser: EfficientNet-Lite0 with 8-bit weights, run by trivet's WebAssembly module.
+"""A page that classifies pictures in the browser: EfficientNet-Lite0, run by trivet's WebAssembly module.
 
 python examples/07_wasm/make.py [FOLDER] [--serve PORT]      (needs trivet[cross], and the packages of tests/e2e/requirements.txt)
 
@@ -26,9 +26,9 @@ HERE = Path(__file__).resolve().parent
 PICTURES = ("chelsea.png", "coffee.png", "rocket.jpg")
 
 
-def make(folder: Path, runtime: Path | None = None, quantize: str | None = "w8") -> Path:
-    """Writes the page into folder. runtime: what `trivet build --target wasm32-wasi` wrote; default: built now. quantize: the
-    recipe; None: float32, four times the bytes to load, and quicker to run.
+def make(folder: Path, runtime: Path | None = None, quantize: str | None = None) -> Path:
+    """Writes the page into folder. runtime: what `trivet build --target wasm32-wasi` wrote; default: built now. quantize: a
+    recipe such as "w8", a quarter of the bytes to load; None: float32, quicker to run.
     """
     pictures = package_file("skimage", "data")
     folder.mkdir(parents=True, exist_ok=True)

@@ -45,6 +45,29 @@ int32_t trvk_average_of(const trvk_average* a, int64_t sum);
 void trvk_average_store(const trvk_average* a, const trvk_sums* s, uint32_t first, uint32_t n,
                         uint8_t* y, trv_dim step);
 
+/* Those of a pool, whose divisor is not set yet, and of a reduction. dtype: of x. */
+static inline trvk_average trvk_average_of_pool(const trvf_qpool_attrs* a, uint32_t dtype,
+                                                int64_t cells) {
+  return (trvk_average){.count = -1,
+                        .most = cells * (dtype == TRV_DTYPE_I8 ? UINT8_MAX : UINT16_MAX),
+                        .multiplier = a->multiplier,
+                        .shift = a->shift,
+                        .zero = a->y_zero,
+                        .lo = a->lo,
+                        .hi = a->hi};
+}
+static inline trvk_average trvk_average_of_reduce(const trvf_qreduce_attrs* a, uint32_t dtype,
+                                                  int64_t cells) {
+  trvk_average v = {.most = cells * (dtype == TRV_DTYPE_I8 ? UINT8_MAX : UINT16_MAX),
+                    .multiplier = a->multiplier,
+                    .shift = a->shift,
+                    .zero = a->y_zero,
+                    .lo = a->lo,
+                    .hi = a->hi};
+  trvk_average_count(&v, a->kind == TRV_REDUCE_KIND_MEAN ? cells : 1);
+  return v;
+}
+
 /* The numbers of an average: NULL, or what is wrong. */
 const char* trvk_average_check(const trv_tensor* x, const trv_tensor* y, int32_t x_zero,
                                int32_t y_zero, int32_t multiplier, int32_t shift, int32_t lo,

@@ -156,13 +156,7 @@ void trvk_qpool_i8__mve(const trvk_call* call, uint32_t tile) {
   if (trvk_count(&call->out[0]) == 0) return;
   (void)trvk_qpool_make(call, &p, &most, &e, &g);
   p.max = 0;
-  trvk_average average = {.count = -1, /* not set */
-                          .most = most * UINT8_MAX,
-                          .multiplier = a->multiplier,
-                          .shift = a->shift,
-                          .zero = a->y_zero,
-                          .lo = a->lo,
-                          .hi = a->hi};
+  trvk_average average = trvk_average_of_pool(a, TRV_DTYPE_I8, most);
   pixels(call, tile, &p, &average, a->x_zero);
 }
 
@@ -219,13 +213,7 @@ void trvk_qreduce_i8__mve(const trvk_call* call, uint32_t tile) {
   trvk_reduce_plan p;
   trvk_reduce_plan_axes(&p, call, a->axes, 0);
   if (p.outputs == 0) return;
-  trvk_average average = {.most = (int64_t)p.count * UINT8_MAX,
-                          .multiplier = a->multiplier,
-                          .shift = a->shift,
-                          .zero = a->y_zero,
-                          .lo = a->lo,
-                          .hi = a->hi};
-  trvk_average_count(&average, a->kind == TRV_REDUCE_KIND_MEAN ? (int64_t)p.count : 1);
+  const trvk_average average = trvk_average_of_reduce(a, TRV_DTYPE_I8, (int64_t)p.count);
   const uint32_t last = p.k - 1;
   const trv_dim lanes = p.kept_in[last] == 1 ? WIDTH : 1;
   int32_t sums[WIDTH];

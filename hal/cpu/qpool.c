@@ -114,13 +114,7 @@ void TRVK_KERNEL(qpool)(const trvk_call* call, uint32_t tile) {
   int64_t cells = 1, e, g;
   if (trvk_count(&call->out[0]) == 0) return;
   (void)trvk_qpool_make(call, &p, &cells, &e, &g);
-  trvk_average average = {.count = -1, /* not set */
-                          .most = cells * (p.dtype == TRV_DTYPE_I8 ? UINT8_MAX : UINT16_MAX),
-                          .multiplier = a->multiplier,
-                          .shift = a->shift,
-                          .zero = a->y_zero,
-                          .lo = a->lo,
-                          .hi = a->hi};
+  trvk_average average = trvk_average_of_pool(a, p.dtype, cells);
   trvk_sums sums;
   /* Units as in pool.c: along channels a pixel with all its channels, along w a row of one channel.
    */

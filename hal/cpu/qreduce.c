@@ -96,14 +96,7 @@ void TRVK_KERNEL(qreduce)(const trvk_call* call, uint32_t tile) {
   trvk_reduce_plan p;
   trvk_reduce_plan_axes(&p, call, a->axes, 0);
   if (p.outputs == 0) return;
-  trvk_average average = {
-      .most = (int64_t)p.count * (p.dtype == TRV_DTYPE_I8 ? UINT8_MAX : UINT16_MAX),
-      .multiplier = a->multiplier,
-      .shift = a->shift,
-      .zero = a->y_zero,
-      .lo = a->lo,
-      .hi = a->hi};
-  trvk_average_count(&average, a->kind == TRV_REDUCE_KIND_MEAN ? (int64_t)p.count : 1);
+  const trvk_average average = trvk_average_of_reduce(a, p.dtype, (int64_t)p.count);
   const trv_dim size = (trv_dim)trv_dtype_size(p.dtype);
   const uint32_t last = p.k - 1;
   /* Many outputs at once where the kept axis is the denser one: then a row of the input feeds them

@@ -106,7 +106,7 @@ def on_gpu(replay: Any, job: Any, module: Gpu) -> list[torch.Tensor]:
 
 def exported(name: str, cuda: str = "") -> tuple[Any, Any, Any]:
     """A model of the tests, its arguments and result, lowered for this GPU."""
-    import cuda_models as split
+    import whole_models as split
 
     (model, args, shapes), want = split.made(name)
     program = trivet.export(model, args, dynamic_shapes=shapes, target=f"cuda.sm{ARCH}{cuda} > cpu", place={"": "cuda"})
@@ -115,7 +115,7 @@ def exported(name: str, cuda: str = "") -> tuple[Any, Any, Any]:
 
 def models() -> None:
     """Whole models on the GPU, twice, with other sizes where they may change, and split with the CPU."""
-    import cuda_models as split
+    import whole_models as split
 
     for name in MODELS:
         (model, args), want, program = exported(name)

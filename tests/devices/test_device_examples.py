@@ -57,7 +57,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ModuleType,
     folder = tmp_path_factory.mktemp("page")
     make = example("07_wasm/make.py")
     runtime = build("wasm32-wasi", folder / "runtime", compiler="zig")
-    yield make, make.make(folder / "page", runtime.folder, quantize=None)
+    yield make, make.make(folder / "page", runtime.folder)
 
 
 @torch.no_grad()

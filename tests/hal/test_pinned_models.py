@@ -2,39 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
+from whole_models import MODELS, close, made
 
 import trivet
 from trivet.fbs.structs import RegionKind, StepKind
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
-import pretrained
-import zoo
-
 N, C = "npu_sim", "cpu"
-Made = tuple[torch.nn.Module, tuple[Any, ...], Any]
-
-
-def _minilm() -> Made:
-    ids, mask = pretrained.minilm_tokens(["a pot on three legs", "the third leg carries nothing at all", "no"])
-    b, t = torch.export.Dim("b", min=1, max=8), torch.export.Dim("t", min=2, max=128)
-    return pretrained.minilm(), (ids, mask), ({0: b, 1: t}, {0: b, 1: t})
-
-
-MODELS: dict[str, Callable[[], Made]] = {
-    "minilm": _minilm,
-    "efficientnet_lite0": lambda: (pretrained.efficientnet_lite0(), (torch.randn(1, 3, 64, 64),), None),
-    "resnet18": lambda: (zoo.make("resnet18")[0], (torch.randn(1, 3, 64, 64),), None),
-    "unet": lambda: (zoo.make("unet")[0], (torch.randn(1, 3, 32, 32),), None),
-    "lstm": lambda: zoo.make("lstm"),
-}
 CUTS: dict[str, list[dict[str, str]]] = {
     "minilm": [{"": N, "tok": C}, {"": C, "layers.2": N, "layers.3": N, "layers.5.up": N}],
     "efficientnet_lite0": [{"": C, "_conv_stem": N}, {"": N, "_blocks.4": C, "_blocks.9": C}],
@@ -43,18 +18,6 @@ CUTS: dict[str, list[dict[str, str]]] = {
     "lstm": [{"": N, "rnn": C}, {"": C, "rnn": N}],
 }
 CASES = [(name, {"": N}) for name in MODELS] + [(name, cut) for name, cuts in CUTS.items() for cut in cuts]
-
-
-@cache
-def made(name: str) -> tuple[Made, Any]:
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(0)
-        model, args, shapes = MODELS[name]()
-        return (model, args, shapes), model(*args)
-
-
-def close(got: Any, want: torch.Tensor) -> None:
-    torch.testing.assert_close(torch.as_tensor(got), want, rtol=1e-4, atol=2e-5 * max(1.0, float(want.abs().max())))
 
 
 @pytest.mark.parametrize(("name", "cut"), CASES, ids=[f"{n}-{i}" for i, (n, _) in enumerate(CASES)])

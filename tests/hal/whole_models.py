@@ -1,13 +1,17 @@
-"""The models that run whole and split on the CUDA delegate, here and on a GPU."""
+"""Whole models that delegates run by themselves and split with the CPU: how each is made, with arguments and dynamic shapes."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-import pretrained
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))
+import pretrained
 import zoo
 
 Made = tuple[torch.nn.Module, tuple[Any, ...], Any]
@@ -26,16 +30,10 @@ MODELS: dict[str, Callable[[], Made]] = {
     "unet": lambda: (zoo.make("unet")[0], (torch.randn(1, 3, 32, 32),), None),
     "lstm": lambda: zoo.make("lstm"),
 }
-CUTS: dict[str, dict[str, str]] = {
-    "minilm": {"": "cuda", "tok": "cpu"},
-    "resnet18": {"": "cuda", "layer1": "cpu", "layer3": "cpu"},
-    "unet": {"": "cuda", "mid": "cpu"},
-    "lstm": {"": "cuda", "rnn": "cpu"},
-}
 
 
 @cache
-def made(name: str) -> tuple[Made, torch.Tensor]:
+def made(name: str) -> tuple[Made, Any]:
     """A model with arguments and dynamic shapes, and what it gives."""
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
